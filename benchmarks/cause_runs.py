@@ -31,7 +31,7 @@ from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.open_loop import ClientTimes, OpenLoop
 from inferscope.load.plan import of_lengths, plan, stream
-from inferscope.load.words import WordPrompts
+from inferscope.load.prompts import WordPrompts
 
 HERE = Path(__file__).parent
 SERVED = "builtin"

@@ -28,8 +28,8 @@ from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.open_loop import OpenLoop
 from inferscope.load.plan import of_lengths, plan, stream
-from inferscope.load.summary import LATE_P99_MS, Summary, Tally
-from inferscope.load.words import WordPrompts
+from inferscope.load.prompts import WordPrompts
+from inferscope.load.summary import LATE_P99_MS, LoadStats, LoadSummary
 
 CHUNK = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 LAST = (
@@ -90,14 +90,14 @@ async def serve() -> None:
 
 async def offer(
     session: aiohttp.ClientSession, url: str, rate_s: float, num_tokens: int, seconds: float
-) -> tuple[Summary, float]:
+) -> tuple[LoadSummary, float]:
     """Offer a rate for some seconds; return the outcome and the share of a core that it took."""
     words = WordPrompts(stream(0, "prompts"), tokens_per_word=1.0)
     compose = of_lengths(
         0, words, prompt=parse_lengths("64"), output=parse_lengths(str(num_tokens))
     )
     asks = plan(0, poisson(stream(0, "arrivals"), rate_s), compose)
-    tally = Tally()
+    tally = LoadStats()
     client = HttpClient(session, HttpOptions(url=url, model="none"))
     load = OpenLoop(client, islice(asks, round(rate_s * seconds)), tally.add)
     began, began_cpu = time.monotonic(), time.process_time()

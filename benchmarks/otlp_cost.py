@@ -18,13 +18,13 @@ from pathlib import Path
 from demo_finals import BATCH, full_step, told_of_demo
 from inferscope_otlp.exporter import OtlpExporter
 from inferscope_otlp.facts import FactTable
-from inferscope_otlp.finished import Engine
+from inferscope_otlp.finished import EngineResource
 from inferscope_otlp.resource import resource
 from inferscope_otlp.spans import trace_of
 from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes
 from msgspec.structs import replace
 
-ENGINE = Engine("benchmark", "engine", "1", "model", "device")
+ENGINE = EngineResource("benchmark", "engine", "1", "model", "device")
 
 
 def us_each(work: Callable[[], object], num: int, repeats: int) -> float:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from demo_finals import BATCH, full_step, told_of_demo
-from inferscope_parquet.batches import Batch, Gatherer
+from inferscope_parquet.batches import BatchBuilder, RowBatch
 from inferscope_parquet.compaction import compact
 from inferscope_parquet.folder import Folder
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.settings import ParquetSettings
 from msgspec.structs import replace
 
 from inferscope.collector.finals import FinalStep
@@ -46,7 +46,7 @@ def process_us(work: Callable[[], object]) -> float:
     return (time.process_time() - began) * 1e6
 
 
-def merge_all(settings: Settings) -> None:
+def merge_all(settings: ParquetSettings) -> None:
     """Merge the files of all hours that are there."""
     for name in settings.tables:
         for hour in settings.folder.glob(f"{name}/date=*/hour=*"):
@@ -66,17 +66,17 @@ def main() -> None:
     merged = {"steps": list[float](), "requests": list[float]()}
     sizes = dict[str, float]()
     for _ in range(options.repeats):
-        handed = list[Batch]()
-        gatherer = Gatherer(handed.append, rotate_ns=1 << 62)
+        handed = list[RowBatch]()
+        gatherer = BatchBuilder(handed.append, rotate_ns=1 << 62)
         taken.append(process_us(lambda g=gatherer: [g.step(step) for step in steps]) / STEPS)
         batches = {
-            "steps": Batch(steps, offset_ns=0, ends_files=True),
-            "requests": Batch(requests=told.requests, offset_ns=0, ends_files=True),
+            "steps": RowBatch(steps, offset_ns=0, ends_files=True),
+            "requests": RowBatch(requests=told.requests, offset_ns=0, ends_files=True),
         }
         for name, batch in batches.items():
             num = len(batch.steps) or len(batch.requests)
             with tempfile.TemporaryDirectory() as place:
-                settings = Settings(Path(place))
+                settings = ParquetSettings(Path(place))
                 folder = Folder(settings)
                 written[name].append(process_us(lambda f=folder, b=batch: f.write(b)) / num)
                 files = Path(place).rglob("*.parquet")

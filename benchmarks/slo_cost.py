@@ -21,7 +21,7 @@ from inferscope.collector.finals import FinalRequest
 from inferscope.collector.requests import RequestTable
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import Judge
-from inferscope.slo.tally import Counting
+from inferscope.slo.tally import ObjectiveCounter
 
 _MS = 1_000_000
 _ROUNDS = 7
@@ -58,7 +58,7 @@ def finished(number: int, *, ttft_ms: int, num_tokens: int = 200) -> FinalReques
 
 def judge() -> Judge:
     """Return a judge with peers to compare with."""
-    made = Judge(_OBJECTIVES, Counting(lambda objective, is_good: None))
+    made = Judge(_OBJECTIVES, ObjectiveCounter(lambda objective, is_good: None))
     made.know("model", started_ns=None)
     for number in range(200):
         made.request(finished(number, ttft_ms=100 + number % 50), f"r{number}", now_ns=1)

@@ -168,10 +168,10 @@ def run(cause: str, seed: int) -> dict[str, Any]:
 def judge(folder: Path) -> dict[str, Any]:
     """Return what the findings say of the rings."""
     from inferscope.collector.source import catch_up, open_source
-    from inferscope.findings import Watch, findings
+    from inferscope.findings import RunSummarizer, findings
     from inferscope.findings.slow_steps import reason
 
-    watch = Watch()
+    watch = RunSummarizer()
     source = open_source(folder, sinks=(watch,), listen=watch.listen)
     catch_up(source)
     source.close()

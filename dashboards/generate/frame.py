@@ -29,7 +29,7 @@ Panels = Sequence[Builder[model.Panel]]
 
 
 @dataclass(frozen=True)
-class Row:
+class DashboardRow:
     """A heading and the panels under it, left to right, 24 columns wide."""
 
     title: str
@@ -39,8 +39,8 @@ class Row:
 def dashboard(
     uid: str,
     title: str,
-    says: str,
-    rows: Sequence[Row],
+    description: str,
+    rows: Sequence[DashboardRow],
     *,
     variables: Sequence[Builder[model.VariableModel]] = (),
     has_traces: bool = False,
@@ -50,7 +50,7 @@ def dashboard(
     Args:
         uid: its unique id.
         title: its name.
-        says: which question it answers.
+        description: which question it answers.
         rows: what is on it.
         variables: of its own, besides those that all have.
         has_traces: whether it asks a Tempo as well.
@@ -58,7 +58,7 @@ def dashboard(
     frame = (
         build.Dashboard(title)
         .uid(uid)
-        .description(says)
+        .description(description)
         .tags(["inferscope"])
         .readonly()
         .time("now-1h", "now")
@@ -72,7 +72,7 @@ def dashboard(
     for variable in (*_sources(has_traces), *_scope(), *variables):
         frame = frame.with_variable(variable)
     for row in rows:
-        frame = frame.with_row(build.Row(row.title))
+        frame = frame.with_row(build.DashboardRow(row.title))
         for panel in row.panels:
             frame = frame.with_panel(panel)
     whole = frame.build()
@@ -81,12 +81,12 @@ def dashboard(
     return whole
 
 
-def of_label(name: str, label: str, metric: str, says: str) -> build.QueryVariable:
+def of_label(name: str, label: str, metric: str, description: str) -> build.QueryVariable:
     """Return a variable with the values of a label: several, or all."""
     return (
         build.QueryVariable(name)
         .label(label)
-        .description(says)
+        .description(description)
         .datasource(METRICS)
         .query(f"label_values({metric}, {name_of_label(name)})")
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, Row, dashboard, of_label
-from dashboards.generate.panels import Line, Way, bad_above, graph, rows
+from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, DashboardRow, dashboard, of_label
+from dashboards.generate.panels import PanelLink, PanelQuery, bad_above, graph, table_panel
 from dashboards.generate.queries import ENGINE, growth, now, rate
 
 _GPU = 'gpu=~"($gpu)(#[0-9]+)?"'
@@ -16,7 +16,7 @@ _DEVICE = "instance, gpu"
 _LEGEND = "{{instance}} {{gpu}}"
 _SECONDS = "inferscope_gpu_phase_seconds_total"
 _BUSY = "inferscope_gpu_busy_seconds_total"
-_PHASES = Way("Phases", PHASES)
+_PHASES = PanelLink("Phases", PHASES)
 
 
 def gpus() -> model.Dashboard:
@@ -29,13 +29,13 @@ def gpus() -> model.Dashboard:
         "InferScope 4: Devices",
         "How busy is each device, what is it short of, what is wrong with it?",
         [
-            Row("Use", [*_use()]),
-            Row("Saturation", [*_saturation()]),
-            Row("Errors", [*_errors()]),
-            Row(
+            DashboardRow("Use", [*_use()]),
+            DashboardRow("Saturation", [*_saturation()]),
+            DashboardRow("Errors", [*_errors()]),
+            DashboardRow(
                 "Whose they are",
                 [
-                    rows(
+                    table_panel(
                         "Devices",
                         "Which engines run on which device, and how much of it they take.",
                         {
@@ -69,37 +69,39 @@ def _use() -> list[timeseries.Panel]:
             "Time in steps",
             "Share of a device's time in which it worked on requests.",
             "percentunit",
-            Line(_share("prefill|decode|padding|unattributed"), _LEGEND),
+            PanelQuery(_share("prefill|decode|padding|unattributed"), _LEGEND),
             width=8,
             most=1,
-            ways=[_PHASES],
+            links=[_PHASES],
         ),
         graph(
             "SMs active",
             "SMs with a warp resident, of the whole device, by anybody. "
             "By counters: absent without a sampler.",
             "percentunit",
-            Line(now("inferscope_gpu_sm_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            PanelQuery(now("inferscope_gpu_sm_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
             width=8,
             most=1,
-            ways=[_PHASES],
+            links=[_PHASES],
         ),
         graph(
             "Memory traffic",
             "Device memory's rate over its peak, by anybody. "
             "By counters: absent without a sampler.",
             "percentunit",
-            Line(now("inferscope_gpu_dram_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            PanelQuery(
+                now("inferscope_gpu_dram_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND
+            ),
             width=8,
             most=1,
-            ways=[_PHASES],
+            links=[_PHASES],
         ),
         graph(
             "Kernels running within steps",
             "Share of the steps' time in which any kernel ran; the rest is gaps between launches. "
             "By counters: absent where the engine's busy time is not sampled.",
             "percentunit",
-            Line(
+            PanelQuery(
                 f"{rate(_BUSY, _GPU, by=ENGINE)} / {rate(_SECONDS, _GPU, _WORKED, by=ENGINE)}",
                 "{{engine_id}}",
             ),
@@ -110,7 +112,7 @@ def _use() -> list[timeseries.Panel]:
             "Power",
             "Energy a second. By counters: absent without a sampler.",
             "watt",
-            Line(rate("inferscope_energy_joules_total", _GPU, by=_DEVICE), _LEGEND),
+            PanelQuery(rate("inferscope_energy_joules_total", _GPU, by=_DEVICE), _LEGEND),
             width=8,
         ),
         graph(
@@ -118,7 +120,7 @@ def _use() -> list[timeseries.Panel]:
             "Share of a device's time in which processes that we do not observe used it. "
             "Absent where nobody tells.",
             "percentunit",
-            Line(_share("foreign"), _LEGEND),
+            PanelQuery(_share("foreign"), _LEGEND),
             width=8,
             most=1,
         ),
@@ -134,26 +136,28 @@ def _saturation() -> list[timeseries.Panel]:
             "Device memory in use",
             "By anybody. By counters: absent without a sampler.",
             "bytes",
-            Line(now("inferscope_gpu_memory_used_bytes", _GPU, by=_DEVICE, how="max"), _LEGEND),
+            PanelQuery(
+                now("inferscope_gpu_memory_used_bytes", _GPU, by=_DEVICE, how="max"), _LEGEND
+            ),
             width=8,
         ),
         graph(
             "KV blocks in use",
             "Of the engine's blocks; at 100 % requests wait or lose theirs.",
             "percentunit",
-            Line(
+            PanelQuery(
                 now("inferscope_kv_cache_usage_ratio", by="engine_id", how="max"), "{{engine_id}}"
             ),
             width=8,
             most=1,
             limits=bad_above(0.9, 0.97),
-            ways=[Way("Scheduler of this engine", SCHEDULER, {"engine": "engine_id"})],
+            links=[PanelLink("Scheduler of this engine", SCHEDULER, {"engine": "engine_id"})],
         ),
         graph(
             "Waiting for the host",
             "Share of a device's time idle though there was work: Python, scheduling, transfers.",
             "percentunit",
-            Line(_share("idle_host_gap"), _LEGEND),
+            PanelQuery(_share("idle_host_gap"), _LEGEND),
             width=8,
             most=1,
         ),
@@ -167,7 +171,7 @@ def _errors() -> list[timeseries.Panel]:
             "Share of the time in which a device's clocks were held down, by reason. "
             "Absent without NVML.",
             "percentunit",
-            Line(
+            PanelQuery(
                 rate("inferscope_throttle_seconds_total", _GPU, by=f"{_DEVICE}, reason"),
                 f"{_LEGEND} {{{{reason}}}}",
             ),
@@ -178,7 +182,7 @@ def _errors() -> list[timeseries.Panel]:
             "Errors that the driver told of, by number, within $__rate_interval. "
             "Absent without NVML.",
             "short",
-            Line(
+            PanelQuery(
                 growth(
                     "inferscope_xid_errors_total",
                     _GPU,

@@ -6,8 +6,15 @@ from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import FEWEST_SEEN, HEALTH, Row, dashboard
-from dashboards.generate.panels import Line, bad_above, bad_below, graph, number, states
+from dashboards.generate.frame import FEWEST_SEEN, HEALTH, DashboardRow, dashboard
+from dashboards.generate.panels import (
+    PanelQuery,
+    bad_above,
+    bad_below,
+    graph,
+    number,
+    state_timeline,
+)
 from dashboards.generate.queries import RATE, now, of_target
 
 _DROPPED = of_target("inferscope_records_dropped_total")
@@ -21,10 +28,10 @@ def health() -> model.Dashboard:
         "InferScope 7: Own health",
         "Can the other dashboards be believed, and what does InferScope cost?",
         [
-            Row("Verdict", [*_verdict()]),
-            Row("What is seen", [*_seen()]),
-            Row("How good the numbers are", [*_quality()]),
-            Row("What it costs", [*_cost()]),
+            DashboardRow("Verdict", [*_verdict()]),
+            DashboardRow("What is seen", [*_seen()]),
+            DashboardRow("How good the numbers are", [*_quality()]),
+            DashboardRow("What it costs", [*_cost()]),
         ],
     )
 
@@ -77,18 +84,18 @@ def _verdict() -> list[Builder[model.Panel]]:
 def _seen() -> list[Builder[model.Panel]]:
     up = now("inferscope_source_up", by="engine_id, source", how="max")
     return [
-        states(
+        state_timeline(
             "Sources",
             "What tells facts of each engine: the probe, a device clock, samplers. What is not "
             "there has no figures, rather than zeros.",
-            Line(up, "{{engine_id}} {{source}}"),
+            PanelQuery(up, "{{engine_id}} {{source}}"),
             {"0": ("absent", "#6e7080"), "1": ("there", "green")},
         ),
         graph(
             "Requests seen",
             "Finished requests that we saw over those that the engine counts itself.",
             "percentunit",
-            Line(
+            PanelQuery(
                 now("inferscope_attribution_coverage_ratio", by="engine_id", how="min"),
                 "{{engine_id}}",
             ),
@@ -99,13 +106,15 @@ def _seen() -> list[Builder[model.Panel]]:
             "Behind",
             "Age of the numbers in the newest scrape.",
             "s",
-            Line(_lag("engine_id"), "{{engine_id}}"),
+            PanelQuery(_lag("engine_id"), "{{engine_id}}"),
         ),
         graph(
             "Records missing",
             "A second, by where and why.",
             "ops",
-            Line(f"sum by (stage, reason) (rate({_DROPPED}[{RATE}]))", "{{stage}} {{reason}}"),
+            PanelQuery(
+                f"sum by (stage, reason) (rate({_DROPPED}[{RATE}]))", "{{stage}} {{reason}}"
+            ),
             stacked=True,
         ),
     ]
@@ -121,7 +130,7 @@ def _quality() -> list[timeseries.Panel]:
             "Measured over modelled step time, less one, over ten seconds. The model divides a "
             "step among its requests; the measured time stays what it is.",
             "percentunit",
-            Line(residual, "{{engine_id}} {{gpu}}"),
+            PanelQuery(residual, "{{engine_id}} {{gpu}}"),
             width=8,
             least=None,
         ),
@@ -129,7 +138,7 @@ def _quality() -> list[timeseries.Panel]:
             "Residual by mode of execution",
             "The median of a mode's recent steps; `source` is what the model came from.",
             "percentunit",
-            Line(by_mode, "{{engine_id}} {{mode}} ({{source}})"),
+            PanelQuery(by_mode, "{{engine_id}} {{mode}} ({{source}})"),
             width=8,
             least=None,
         ),
@@ -138,7 +147,7 @@ def _quality() -> list[timeseries.Panel]:
             "How far the regression is off that divides a counter of a device over the phases, "
             "relatively. By counters: absent without one, and while phases differ too little.",
             "percentunit",
-            Line(fitted, "{{engine_id}} {{counted}}"),
+            PanelQuery(fitted, "{{engine_id}} {{counted}}"),
             width=8,
             limits=bad_above(0.1, 0.2),
         ),
@@ -151,7 +160,9 @@ def _cost() -> list[timeseries.Panel]:
             "Probe's share of the time",
             "Time inside the probe over wall time.",
             "percentunit",
-            Line(now("inferscope_overhead_ratio", by="engine_id", how="max"), "{{engine_id}}"),
+            PanelQuery(
+                now("inferscope_overhead_ratio", by="engine_id", how="max"), "{{engine_id}}"
+            ),
             width=8,
             limits=bad_above(0.01, 0.02),
         ),
@@ -159,14 +170,14 @@ def _cost() -> list[timeseries.Panel]:
             "Scrapes",
             "How long Prometheus waited for a collector.",
             "s",
-            Line(of_target("scrape_duration_seconds"), "{{instance}}"),
+            PanelQuery(of_target("scrape_duration_seconds"), "{{instance}}"),
             width=8,
         ),
         graph(
             "Series",
             "Samples per scrape: bounded, whatever clients send.",
             "short",
-            Line(of_target("scrape_samples_scraped"), "{{instance}}"),
+            PanelQuery(of_target("scrape_samples_scraped"), "{{instance}}"),
             width=8,
         ),
     ]

@@ -6,16 +6,16 @@ from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import MODELS, PHASES, SCHEDULER, SLOW, Row, dashboard
-from dashboards.generate.panels import Line, Way, bad_above, bars, graph, rows
+from dashboards.generate.frame import MODELS, PHASES, SCHEDULER, SLOW, DashboardRow, dashboard
+from dashboards.generate.panels import PanelLink, PanelQuery, bad_above, bars, graph, table_panel
 from dashboards.generate.queries import growth, now, quantile, rate
 
 FAILURES = "timeout|server_abort|rejected|error|engine_lost|shed"
 """Ends that are nobody's wish; a client that leaves has its reasons."""
 _REQUESTS = "inferscope_requests_total"
-_SLOW_OF = Way("Slow requests of this model", SLOW, {"model": "model_name"})
-_PHASES_OF = Way("Phases of this model", PHASES, {"model": "model_name"})
-_QUEUES_OF = Way("Scheduler of this model", SCHEDULER, {"model": "model_name"})
+_SLOW_OF = PanelLink("Slow requests of this model", SLOW, {"model": "model_name"})
+_PHASES_OF = PanelLink("Phases of this model", PHASES, {"model": "model_name"})
+_QUEUES_OF = PanelLink("Scheduler of this model", SCHEDULER, {"model": "model_name"})
 
 
 def models() -> model.Dashboard:
@@ -26,22 +26,22 @@ def models() -> model.Dashboard:
         "InferScope 2: Models",
         "How many requests does each model serve, how many fail, how long do they take?",
         [
-            Row(
+            DashboardRow(
                 "Rate and errors",
                 [
                     graph(
                         "Requests",
                         "Requests that ended, a second.",
                         "reqps",
-                        Line(rate(_REQUESTS, by="model_name"), "{{model_name}}"),
+                        PanelQuery(rate(_REQUESTS, by="model_name"), "{{model_name}}"),
                         width=8,
-                        ways=[_SLOW_OF, _PHASES_OF, _QUEUES_OF],
+                        links=[_SLOW_OF, _PHASES_OF, _QUEUES_OF],
                     ),
                     graph(
                         "How requests end",
                         "Ends a second, by reason; `engine_lost` ended with its engine.",
                         "reqps",
-                        Line(rate(_REQUESTS, by="finish_reason"), "{{finish_reason}}"),
+                        PanelQuery(rate(_REQUESTS, by="finish_reason"), "{{finish_reason}}"),
                         width=8,
                         stacked=True,
                     ),
@@ -50,14 +50,16 @@ def models() -> model.Dashboard:
                         "Share of the ends that were a time-out, a rejection, an abort by the "
                         "server, an error or the loss of the engine.",
                         "percentunit",
-                        Line(f"{failed} / {rate(_REQUESTS, by='model_name')}", "{{model_name}}"),
+                        PanelQuery(
+                            f"{failed} / {rate(_REQUESTS, by='model_name')}", "{{model_name}}"
+                        ),
                         width=8,
                         limits=bad_above(0.001, 0.01),
-                        ways=[_SLOW_OF],
+                        links=[_SLOW_OF],
                     ),
                 ],
             ),
-            Row(
+            DashboardRow(
                 "Duration",
                 [
                     _durations(
@@ -83,12 +85,12 @@ def models() -> model.Dashboard:
                     ),
                 ],
             ),
-            Row("Where the time goes", [*_ledger()]),
-            Row("Use and cost", [*_costs()]),
-            Row(
+            DashboardRow("Where the time goes", [*_ledger()]),
+            DashboardRow("Use and cost", [*_costs()]),
+            DashboardRow(
                 "Deploys",
                 [
-                    rows(
+                    table_panel(
                         "Engines",
                         "What runs, and how it was started: compare two deploys by `config_hash`.",
                         {"engines": (now("inferscope_engine_info", by=_HOW), "short")},
@@ -105,14 +107,16 @@ _HOW = (
 )
 
 
-def _durations(title: str, says: str, histogram: str) -> timeseries.Panel:
+def _durations(title: str, description: str, histogram: str) -> timeseries.Panel:
     return graph(
         title,
-        says,
+        description,
         "s",
-        Line(quantile(0.99, histogram, by="model_name"), "{{model_name}} p99", exemplars=True),
-        Line(quantile(0.5, histogram, by="model_name"), "{{model_name}} p50"),
-        ways=[_SLOW_OF, _PHASES_OF],
+        PanelQuery(
+            quantile(0.99, histogram, by="model_name"), "{{model_name}} p99", exemplars=True
+        ),
+        PanelQuery(quantile(0.5, histogram, by="model_name"), "{{model_name}} p50"),
+        links=[_SLOW_OF, _PHASES_OF],
     )
 
 
@@ -124,20 +128,20 @@ def _ledger() -> list[timeseries.Panel]:
             "The mean request's time, divided by what it was spent on: the ledgers of all that "
             "ended. The stack is the mean duration.",
             "s",
-            Line(
+            PanelQuery(
                 f"({rate(seconds, by='cause')} > 0) / on () group_left () {rate(_REQUESTS)}",
                 "{{cause}}",
             ),
             stacked=True,
-            ways=[Way("Phases and interference", PHASES), Way("Slow requests", SLOW)],
+            links=[PanelLink("Phases and interference", PHASES), PanelLink("Slow requests", SLOW)],
         ),
         graph(
             "Tokens",
             "Tokens a second: prompts computed, prompts found in the prefix cache, answers.",
             "short",
-            Line(rate("inferscope_tokens_total", by="phase, source"), "{{phase}} {{source}}"),
+            PanelQuery(rate("inferscope_tokens_total", by="phase, source"), "{{phase}} {{source}}"),
             stacked=True,
-            ways=[Way("Scheduler and KV", SCHEDULER)],
+            links=[PanelLink("Scheduler and KV", SCHEDULER)],
         ),
     ]
 
@@ -148,23 +152,23 @@ def _costs() -> list[Builder[model.Panel]]:
             "Device time by tenant",
             "Device seconds of the time shown; what few use is `other`.",
             "s",
-            Line(growth("inferscope_tenant_gpu_seconds_total", by="tenant"), "{{tenant}}"),
+            PanelQuery(growth("inferscope_tenant_gpu_seconds_total", by="tenant"), "{{tenant}}"),
         ),
         graph(
             "Dollars an hour",
             "At the configured price of an hour of a device: tenants, idle time and waste sum to "
             "what the devices cost.",
             "currencyUSD",
-            Line(f"3600 * {rate(DOLLARS, by='tenant')}", "{{tenant}}"),
+            PanelQuery(f"3600 * {rate(DOLLARS, by='tenant')}", "{{tenant}}"),
             stacked=True,
         ),
-        rows(
+        table_panel(
             "What a model's tokens cost",
             "Dollars, and dollars per million tokens, of the time shown. Used: the device time of "
             f"requests that was not in vain. Allocated: {_ALLOCATED}",
             _prices("model_name"),
         ),
-        rows(
+        table_panel(
             "What a tenant's tokens cost",
             f"The same by who asked. Allocated: {_ALLOCATED} All tenants' sum is what the devices "
             "of the models cost that were used.",

@@ -42,7 +42,7 @@ COLORS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class PanelQuery:
     """A query and what its series are called.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Way:
+class PanelLink:
     """A link on every series of a panel.
 
     Attributes:
@@ -103,13 +103,13 @@ PLAIN: Limits = (model.Threshold(color="text", value=None),)
 
 def graph(
     title: str,
-    says: str,
+    description: str,
     unit: str,
-    *lines: Line,
+    *lines: PanelQuery,
     width: int = 12,
     stacked: bool = False,
     limits: Limits = PLAIN,
-    ways: Sequence[Way] = (),
+    links: Sequence[PanelLink] = (),
     least: float | None = 0,
     most: float | None = None,
 ) -> timeseries.Panel:
@@ -117,7 +117,7 @@ def graph(
     panel = (
         timeseries.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit(unit)
         .datasource(METRICS)
         .span(width)
@@ -136,7 +136,7 @@ def graph(
             .placement(shapes.LegendPlacement.BOTTOM)
             .show_legend(True)
         )
-        .data_links([way.link() for way in ways])
+        .data_links([link.link() for link in links])
     )
     if stacked:
         panel = panel.stacking(common.StackingConfig().mode(shapes.StackingMode.NORMAL))
@@ -158,7 +158,7 @@ def graph(
 
 def number(
     title: str,
-    says: str,
+    description: str,
     unit: str,
     expr: str,
     *,
@@ -166,14 +166,14 @@ def number(
     limits: Limits = PLAIN,
     legend: str = "",
     absent: str = "no data",
-    ways: Sequence[Way] = (),
+    links: Sequence[PanelLink] = (),
 ) -> stat.Panel:
     """Return a single figure; with a legend, its name beside it."""
     shown = shapes.BigValueTextMode.VALUE_AND_NAME if legend else shapes.BigValueTextMode.VALUE
     return (
         stat.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit(unit)
         .datasource(METRICS)
         .span(width)
@@ -184,26 +184,26 @@ def number(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         .thresholds(_thresholds(limits))
         .no_value(absent)
-        .data_links([way.link() for way in ways])
-        .with_target(_at_once(Line(expr, legend)).ref_id("A"))
+        .data_links([link.link() for link in links])
+        .with_target(_at_once(PanelQuery(expr, legend)).ref_id("A"))
     )
 
 
 def bars(
     title: str,
-    says: str,
+    description: str,
     unit: str,
-    *lines: Line,
+    *lines: PanelQuery,
     width: int = 12,
     limits: Limits = PLAIN,
     most: float | None = None,
-    ways: Sequence[Way] = (),
+    links: Sequence[PanelLink] = (),
 ) -> bargauge.Panel:
     """Return a bar for each series as it is now."""
     panel = (
         bargauge.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit(unit)
         .datasource(METRICS)
         .span(width)
@@ -213,7 +213,7 @@ def bars(
         .display_mode(shapes.BarGaugeDisplayMode.BASIC)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         .thresholds(_thresholds(limits))
-        .data_links([way.link() for way in ways])
+        .data_links([link.link() for link in links])
     )
     if most is not None:
         panel = panel.max(most)
@@ -222,34 +222,34 @@ def bars(
     return panel
 
 
-def rows(
+def table_panel(
     title: str,
-    says: str,
+    description: str,
     columns: Mapping[str, tuple[str, str]],
     *,
-    ways: Sequence[Way] = (),
+    links: Sequence[PanelLink] = (),
 ) -> table.Panel:
     """Return a table with a row per set of labels.
 
     Args:
         title: its heading.
-        says: what it shows.
+        description: what it shows.
         columns: query and unit by heading.
-        ways: links on its cells.
+        links: links on its cells.
     """
     panel = (
         table.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit("short")
         .datasource(METRICS)
         .span(24)
         .height(8)
-        .data_links([way.link("__data.fields") for way in ways])
+        .data_links([link.link("__data.fields") for link in links])
     )
     names: dict[str, str] = {}
     for letter, (heading, (expr, unit)) in zip(ascii_uppercase, columns.items(), strict=False):
-        target = _at_once(Line(expr, "")).format(PromQueryFormat.TABLE).ref_id(letter)
+        target = _at_once(PanelQuery(expr, "")).format(PromQueryFormat.TABLE).ref_id(letter)
         panel = panel.with_target(target)
         value = "Value" if len(columns) == 1 else f"Value #{letter}"
         names[value] = heading
@@ -261,15 +261,21 @@ def rows(
     )
 
 
-def heat(
-    title: str, says: str, unit: str, line: Line, *, width: int = 12, ways: Sequence[Way] = ()
+def heatmap_panel(
+    title: str,
+    description: str,
+    unit: str,
+    line: PanelQuery,
+    *,
+    width: int = 12,
+    links: Sequence[PanelLink] = (),
 ) -> heatmap.Panel:
     """Return a histogram over time, single requests drawn on it."""
     target = _over_time(line).format(PromQueryFormat.HEATMAP)
     return (
         heatmap.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit(unit)
         .datasource(METRICS)
         .span(width)
@@ -282,30 +288,30 @@ def heat(
             .steps(64)
         )
         .exemplars_color("rgba(255,0,255,0.7)")
-        .data_links([way.link() for way in ways])
+        .data_links([link.link() for link in links])
         .with_target(target.ref_id("A"))
     )
 
 
-def states(
-    title: str, says: str, line: Line, words: Mapping[str, tuple[str, str]]
+def state_timeline(
+    title: str, description: str, line: PanelQuery, labels: Mapping[str, tuple[str, str]]
 ) -> statetimeline.Panel:
     """Return what was so and when, as bands.
 
     Args:
         title: its heading.
-        says: what it shows.
+        description: what it shows.
         line: of few distinct values.
         words: word and colour by value.
     """
     options = {
-        value: model.ValueMappingResult(text=word, color=color)
-        for value, (word, color) in words.items()
+        value: model.ValueMappingResult(text=label, color=color)
+        for value, (label, color) in labels.items()
     }
     return (
         statetimeline.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit("short")
         .datasource(METRICS)
         .span(12)
@@ -316,12 +322,12 @@ def states(
     )
 
 
-def traces(title: str, says: str, query: str, *, width: int = 12) -> table.Panel:
+def traces(title: str, description: str, query: str, *, width: int = 12) -> table.Panel:
     """Return the traces that a TraceQL query finds; each opens."""
     return (
         table.Panel()
         .title(title)
-        .description(says)
+        .description(description)
         .unit("short")
         .datasource(TRACES)
         .span(width)
@@ -338,7 +344,7 @@ def traces(title: str, says: str, query: str, *, width: int = 12) -> table.Panel
     )
 
 
-def words(title: str, content: str, *, width: int = 24, height: int = 5) -> text.Panel:
+def text_panel(title: str, content: str, *, width: int = 24, height: int = 5) -> text.Panel:
     """Return a text."""
     return (
         text.Panel()
@@ -351,12 +357,12 @@ def words(title: str, content: str, *, width: int = 24, height: int = 5) -> text
     )
 
 
-def _over_time(line: Line) -> prometheus.Dataquery:
+def _over_time(line: PanelQuery) -> prometheus.Dataquery:
     query = prometheus.Dataquery().datasource(METRICS).expr(line.expr).range()
     return query.legend_format(line.legend).exemplar(line.exemplars)
 
 
-def _at_once(line: Line) -> prometheus.Dataquery:
+def _at_once(line: PanelQuery) -> prometheus.Dataquery:
     query = prometheus.Dataquery().datasource(METRICS).expr(line.expr).instant()
     return query.legend_format(line.legend)
 

@@ -7,15 +7,15 @@ from functools import partial
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, SLOW, Row, dashboard
-from dashboards.generate.panels import Line, Way, graph
+from dashboards.generate.frame import GPUS, PHASES, SCHEDULER, SLOW, DashboardRow, dashboard
+from dashboards.generate.panels import PanelLink, PanelQuery, graph
 from dashboards.generate.queries import ENGINE, WHOLE_ENGINE, now, quantile, rate
 
 _SECONDS = "inferscope_gpu_phase_seconds_total"
 _BYTES = "inferscope_gpu_hbm_bytes_total"
 _WORKED = 'phase=~"prefill|decode"'
 _PEAK_FLOPS = "inferscope_gpu_peak_flops_per_second"
-_GPUS = Way("Devices", GPUS)
+_GPUS = PanelLink("Devices", GPUS)
 
 
 def phases() -> model.Dashboard:
@@ -25,10 +25,10 @@ def phases() -> model.Dashboard:
         "InferScope 3: Phases",
         "What do the devices do, how well, and which phase is in the way of which?",
         [
-            Row("Device time", [*_time()]),
-            Row("How well it is used", [*_use()]),
-            Row("In each other's way", [*_interference()]),
-            Row("Waste and energy", [*_waste()]),
+            DashboardRow("Device time", [*_time()]),
+            DashboardRow("How well it is used", [*_use()]),
+            DashboardRow("In each other's way", [*_interference()]),
+            DashboardRow("Waste and energy", [*_waste()]),
         ],
     )
 
@@ -41,18 +41,18 @@ def _time() -> list[timeseries.Panel]:
             "Where the wall time of devices goes; the stack is as high as engines have devices. "
             "`idle_host_gap`: a device waited for the host though there was work.",
             "short",
-            Line(rate(_SECONDS, by="phase"), "{{phase}}"),
+            PanelQuery(rate(_SECONDS, by="phase"), "{{phase}}"),
             stacked=True,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
         graph(
             "Share of device time, by phase",
             "The same, as shares of all devices' time.",
             "percentunit",
-            Line(shares, "{{phase}}"),
+            PanelQuery(shares, "{{phase}}"),
             stacked=True,
             most=1,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
     ]
 
@@ -78,23 +78,23 @@ def _use() -> list[timeseries.Panel]:
             "SM time over the phase's device time, on devices where SMs are counted. "
             "By counters: absent without a sampler.",
             "percentunit",
-            Line(
+            PanelQuery(
                 f"{rate(active, by=by)} / {rate(_SECONDS, by=by, where=active)}",
                 "{{phase}} {{model_name}}",
             ),
             most=1,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
         graph(
             "Memory traffic while in a phase",
             "Bytes between memory and device a second of the phase's device time, of one device. "
             "By counters: absent without a sampler.",
             "Bps",
-            Line(
+            PanelQuery(
                 f"{moved} / on (phase) group_left () {rate(_SECONDS, by='phase', where=_BYTES)}",
                 "{{phase}} {{direction}}",
             ),
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
         graph(
             "Share of the memory roofline",
@@ -102,17 +102,17 @@ def _use() -> list[timeseries.Panel]:
             "decode near 100 % is as fast as this memory lets it be. "
             "By counters: absent without a sampler.",
             "percentunit",
-            Line(f"{rate(_BYTES, by=by)} / {could}", "{{phase}} {{model_name}}"),
+            PanelQuery(f"{rate(_BYTES, by=by)} / {could}", "{{phase}} {{model_name}}"),
             width=8,
             most=1,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
         graph(
             "Operations while in a phase",
             "Modelled: floating-point operations of ended requests, from the model's shape, a "
             "second of the phase's device time.",
             "flops",
-            Line(
+            PanelQuery(
                 f"{rate(flops, by=by)} / {computed_s(by=by)}",
                 "{{phase}} {{model_name}} (modelled)",
             ),
@@ -124,10 +124,10 @@ def _use() -> list[timeseries.Panel]:
             "that time, by their maker or their calibration: prefill near 100 % is as fast as "
             "these devices let it be. Absent where neither tells a peak.",
             "percentunit",
-            Line(f"{rate(flops, by=by)} / {computed}", "{{phase}} {{model_name}} (modelled)"),
+            PanelQuery(f"{rate(flops, by=by)} / {computed}", "{{phase}} {{model_name}} (modelled)"),
             width=8,
             most=1,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
     ]
 
@@ -144,27 +144,27 @@ def _interference() -> list[timeseries.Panel]:
             "by the other phase, such as a decode behind somebody's prompt; `co_batched`: by the "
             "same phase, the price of a batch.",
             "percentunit",
-            Line(f"{lost} / on () group_left () {everything}", "{{cause}}"),
+            PanelQuery(f"{lost} / on () group_left () {everything}", "{{cause}}"),
             width=8,
             stacked=True,
-            ways=[Way("Slow requests", SLOW), Way("Scheduler and KV", SCHEDULER)],
+            links=[PanelLink("Slow requests", SLOW), PanelLink("Scheduler and KV", SCHEDULER)],
         ),
         graph(
             "Steps",
             "Time of the engine's steps, by what was in them.",
             "s",
-            Line(quantile(0.99, steps, by="phase"), "{{phase}} p99"),
-            Line(quantile(0.5, steps, by="phase"), "{{phase}} p50"),
+            PanelQuery(quantile(0.99, steps, by="phase"), "{{phase}} p99"),
+            PanelQuery(quantile(0.5, steps, by="phase"), "{{phase}} p50"),
             width=8,
         ),
         graph(
             "Device time of a request",
             "A request's fair share of the steps it was in.",
             "s",
-            Line(quantile(0.99, shares, by="phase"), "{{phase}} p99"),
-            Line(quantile(0.5, shares, by="phase"), "{{phase}} p50"),
+            PanelQuery(quantile(0.99, shares, by="phase"), "{{phase}} p99"),
+            PanelQuery(quantile(0.5, shares, by="phase"), "{{phase}} p50"),
             width=8,
-            ways=[Way("Slow requests", SLOW)],
+            links=[PanelLink("Slow requests", SLOW)],
         ),
     ]
 
@@ -178,7 +178,7 @@ def _waste() -> list[timeseries.Panel]:
             "Wasted device time",
             "Share of all device time that brought nobody anything; nothing is in two reasons.",
             "percentunit",
-            Line(f"{waste} / on () group_left () {rate(_SECONDS)}", "{{reason}}"),
+            PanelQuery(f"{waste} / on () group_left () {rate(_SECONDS)}", "{{reason}}"),
             width=8,
             stacked=True,
         ),
@@ -186,16 +186,18 @@ def _waste() -> list[timeseries.Panel]:
             "Power, by phase",
             "Apportioned by regression: energy of a phase a second. Absent without a sampler.",
             "watt",
-            Line(rate(energy, by="phase"), "{{phase}} (apportioned)"),
+            PanelQuery(rate(energy, by="phase"), "{{phase}} (apportioned)"),
             width=8,
-            ways=[_GPUS],
+            links=[_GPUS],
         ),
         graph(
             "Energy per token",
             "Apportioned energy of a phase over the tokens computed in it. Absent without a "
             "sampler.",
             "joule",
-            Line(f"{rate(energy, _WORKED, by='phase')} / {tokens}", "{{phase}} (apportioned)"),
+            PanelQuery(
+                f"{rate(energy, _WORKED, by='phase')} / {tokens}", "{{phase}} (apportioned)"
+            ),
             width=8,
         ),
     ]

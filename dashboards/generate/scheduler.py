@@ -5,13 +5,13 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import PHASES, SCHEDULER, SLOW, Row, dashboard
-from dashboards.generate.panels import Line, Way, bad_above, graph
+from dashboards.generate.frame import PHASES, SCHEDULER, SLOW, DashboardRow, dashboard
+from dashboards.generate.panels import PanelLink, PanelQuery, bad_above, graph
 from dashboards.generate.queries import now, quantile, rate
 
 _ENGINE = "engine_id"
-_SLOW_OF = Way("Slow requests of this engine", SLOW, {"engine": "engine_id"})
-_PHASES_OF = Way("Phases of this engine", PHASES, {"engine": "engine_id"})
+_SLOW_OF = PanelLink("Slow requests of this engine", SLOW, {"engine": "engine_id"})
+_PHASES_OF = PanelLink("Phases of this engine", PHASES, {"engine": "engine_id"})
 
 
 def scheduler() -> model.Dashboard:
@@ -21,10 +21,10 @@ def scheduler() -> model.Dashboard:
         "InferScope 5: Scheduler and KV",
         "What waits, for what, and is there room for more?",
         [
-            Row("Load", [*_load()]),
-            Row("Waiting", [*_waiting()]),
-            Row("KV cache", [*_cache()]),
-            Row("Steps", [*_steps()]),
+            DashboardRow("Load", [*_load()]),
+            DashboardRow("Waiting", [*_waiting()]),
+            DashboardRow("KV cache", [*_cache()]),
+            DashboardRow("Steps", [*_steps()]),
         ],
     )
 
@@ -35,26 +35,28 @@ def _load() -> list[timeseries.Panel]:
             "Requests running",
             "Admitted and not yet over.",
             "short",
-            Line(now("inferscope_requests_running", by=_ENGINE), "{{engine_id}}"),
+            PanelQuery(now("inferscope_requests_running", by=_ENGINE), "{{engine_id}}"),
             width=8,
-            ways=[_SLOW_OF, _PHASES_OF],
+            links=[_SLOW_OF, _PHASES_OF],
         ),
         graph(
             "Requests waiting",
             "In the queue, those that lost their blocks included; and those of them that nothing "
             "scarce keeps from being admitted: above 0 for long, the scheduler is stuck.",
             "short",
-            Line(now("inferscope_requests_waiting", by=_ENGINE), "{{engine_id}}"),
-            Line(now("inferscope_requests_admissible", by=_ENGINE), "{{engine_id}} admissible"),
+            PanelQuery(now("inferscope_requests_waiting", by=_ENGINE), "{{engine_id}}"),
+            PanelQuery(
+                now("inferscope_requests_admissible", by=_ENGINE), "{{engine_id}} admissible"
+            ),
             width=8,
-            ways=[_SLOW_OF, _PHASES_OF],
+            links=[_SLOW_OF, _PHASES_OF],
         ),
         graph(
             "Headroom",
             "The least of what is left of slots, KV blocks and the steps' token budget: what to "
             "scale by. Below 0 there are more requests than slots.",
             "percentunit",
-            Line(now("inferscope_headroom_ratio", by=_ENGINE, how="min"), "{{engine_id}}"),
+            PanelQuery(now("inferscope_headroom_ratio", by=_ENGINE, how="min"), "{{engine_id}}"),
             width=8,
             least=None,
         ),
@@ -73,16 +75,16 @@ def _waiting() -> list[timeseries.Panel]:
             "Time in the queue",
             "From arrival to admission. Dots are requests; each leads to its trace.",
             "s",
-            Line(quantile(0.99, queue, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
-            Line(quantile(0.5, queue, by=_ENGINE), "{{engine_id}} p50"),
+            PanelQuery(quantile(0.99, queue, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
+            PanelQuery(quantile(0.5, queue, by=_ENGINE), "{{engine_id}} p50"),
             width=8,
-            ways=[_SLOW_OF],
+            links=[_SLOW_OF],
         ),
         graph(
             "What the queue holds",
             "Modelled: how long a request that came now would wait.",
             "s",
-            Line(
+            PanelQuery(
                 now("inferscope_predicted_queue_seconds", by=_ENGINE, how="max"),
                 "{{engine_id}} (modelled)",
             ),
@@ -92,24 +94,24 @@ def _waiting() -> list[timeseries.Panel]:
             "Prompt tokens in the queue",
             "Of requests that were not admitted yet.",
             "short",
-            Line(now("inferscope_queued_prompt_tokens", by=_ENGINE), "{{engine_id}}"),
+            PanelQuery(now("inferscope_queued_prompt_tokens", by=_ENGINE), "{{engine_id}}"),
             width=8,
         ),
         graph(
             "Why requests wait",
             "Share of all requests' time in which they were not worked on, by cause.",
             "percentunit",
-            Line(f"{waited} / on () group_left () {everything}", "{{cause}}"),
+            PanelQuery(f"{waited} / on () group_left () {everything}", "{{cause}}"),
             stacked=True,
-            ways=[Way("Slow requests", SLOW)],
+            links=[PanelLink("Slow requests", SLOW)],
         ),
         graph(
             "Stalls",
             "Time a request was admitted and not worked on.",
             "s",
-            Line(quantile(0.99, stall, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
-            Line(quantile(0.5, stall, by=_ENGINE), "{{engine_id}} p50"),
-            ways=[_SLOW_OF],
+            PanelQuery(quantile(0.99, stall, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
+            PanelQuery(quantile(0.5, stall, by=_ENGINE), "{{engine_id}} p50"),
+            links=[_SLOW_OF],
         ),
     ]
 
@@ -125,7 +127,9 @@ def _cache() -> list[timeseries.Panel]:
             "KV blocks in use",
             "As of the last step; at 100 % requests wait or lose theirs.",
             "percentunit",
-            Line(now("inferscope_kv_cache_usage_ratio", by=_ENGINE, how="max"), "{{engine_id}}"),
+            PanelQuery(
+                now("inferscope_kv_cache_usage_ratio", by=_ENGINE, how="max"), "{{engine_id}}"
+            ),
             width=8,
             most=1,
             limits=bad_above(0.9, 0.97),
@@ -134,7 +138,7 @@ def _cache() -> list[timeseries.Panel]:
             "Prompt tokens found in the prefix cache",
             "Share of the prompts' tokens that need not be computed.",
             "percentunit",
-            Line(f"{cached} / {prompts}", "{{engine_id}}"),
+            PanelQuery(f"{cached} / {prompts}", "{{engine_id}}"),
             width=8,
             most=1,
         ),
@@ -142,10 +146,10 @@ def _cache() -> list[timeseries.Panel]:
             "Computed again after preemptions",
             "Share of device time: a storm of preemptions shows here first.",
             "percentunit",
-            Line(f"{again} / {seconds}", "{{engine_id}}"),
+            PanelQuery(f"{again} / {seconds}", "{{engine_id}}"),
             width=8,
             limits=bad_above(0.02, 0.1),
-            ways=[_SLOW_OF],
+            links=[_SLOW_OF],
         ),
     ]
 
@@ -160,24 +164,24 @@ def _steps() -> list[timeseries.Panel]:
             "Steps a second",
             "By what was in them.",
             "ops",
-            Line(rate(count, by="phase"), "{{phase}}"),
+            PanelQuery(rate(count, by="phase"), "{{phase}}"),
             width=8,
             stacked=True,
-            ways=[Way("Phases", PHASES)],
+            links=[PanelLink("Phases", PHASES)],
         ),
         graph(
             "Tokens per step",
             "How well steps are filled.",
             "short",
-            Line(f"{tokens} / {rate(count, by=_ENGINE)}", "{{engine_id}}"),
+            PanelQuery(f"{tokens} / {rate(count, by=_ENGINE)}", "{{engine_id}}"),
             width=8,
-            ways=[_PHASES_OF],
+            links=[_PHASES_OF],
         ),
         graph(
             "Drafted tokens that were right",
             "Of speculative decoding; absent without it.",
             "percentunit",
-            Line(f"{accepted} / {rate(spec, by=_ENGINE)}", "{{engine_id}}"),
+            PanelQuery(f"{accepted} / {rate(spec, by=_ENGINE)}", "{{engine_id}}"),
             width=8,
             most=1,
         ),

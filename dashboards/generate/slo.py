@@ -14,19 +14,19 @@ from dashboards.generate.frame import (
     PHASES,
     SLO,
     SLOW,
-    Row,
+    DashboardRow,
     dashboard,
     of_label,
 )
 from dashboards.generate.panels import (
-    Line,
-    Way,
+    PanelLink,
+    PanelQuery,
     bad_above,
     bad_below,
     bars,
     graph,
     number,
-    rows,
+    table_panel,
 )
 from dashboards.generate.queries import growth, now, of_model, quantile, rate
 
@@ -40,8 +40,8 @@ _BAD, _GOOD = (f'result="{result}"' for result in ("bad", "good"))
 _ALLOWED = f"(1 - {now('inferscope_slo_objective_ratio', _MATCH, by=OBJECTIVE, how='max')})"
 
 _OF_MODEL = (
-    Way("Requests of this model", MODELS, {"model": "model_name"}),
-    Way("Slow requests of this model", SLOW, {"model": "model_name"}),
+    PanelLink("Requests of this model", MODELS, {"model": "model_name"}),
+    PanelLink("Slow requests of this model", SLOW, {"model": "model_name"}),
 )
 
 
@@ -73,10 +73,10 @@ def verdict() -> model.Dashboard:
         "InferScope 1: Verdict",
         "Do we keep our promises? How long will the budget last? What breaks them?",
         [
-            Row("Now", [*_now()]),
-            Row("Budget", [*_budget()]),
-            Row("Breaches", [*_breaches()]),
-            Row("Promises", [_promises()]),
+            DashboardRow("Now", [*_now()]),
+            DashboardRow("Budget", [*_budget()]),
+            DashboardRow("Breaches", [*_breaches()]),
+            DashboardRow("Promises", [_promises()]),
         ],
         variables=[slo, window],
     )
@@ -126,7 +126,7 @@ def _now() -> list[stat.Panel]:
             f"topk(1, {breaches} > 0)",
             legend="{{cause}}",
             absent="none",
-            ways=[Way("Phases and interference", PHASES)],
+            links=[PanelLink("Phases and interference", PHASES)],
         ),
         number(
             "Requests seen",
@@ -135,7 +135,7 @@ def _now() -> list[stat.Panel]:
             "percentunit",
             now("inferscope_attribution_coverage_ratio", how="min"),
             limits=bad_below(FEWEST_SEEN, FEWEST_SEEN),
-            ways=[Way("InferScope's own health", HEALTH)],
+            links=[PanelLink("InferScope's own health", HEALTH)],
         ),
     ]
 
@@ -148,20 +148,20 @@ def _budget() -> list[Builder[model.Panel]]:
             "of all engines of its model. Collectors keep the window: a sidecar's begins with its "
             "pod.",
             "percentunit",
-            Line(left(), "{{model_name}} {{slo}}"),
+            PanelQuery(left(), "{{model_name}} {{slo}}"),
             most=1,
             limits=bad_below(0.5, 0.1),
-            ways=_OF_MODEL,
+            links=_OF_MODEL,
         ),
         graph(
             "Burn rate",
             "How many times faster than allowed the budget goes. The dashed lines are the rates "
             "that page: 14.4 over an hour, 6 over six.",
             "short",
-            Line(burn("1h"), "{{model_name}} {{slo}} 1h"),
-            Line(burn("5m"), "{{model_name}} {{slo}} 5m"),
+            PanelQuery(burn("1h"), "{{model_name}} {{slo}} 1h"),
+            PanelQuery(burn("5m"), "{{model_name}} {{slo}} 5m"),
             limits=bad_above(PAGES_SLOW, PAGES_FAST),
-            ways=_OF_MODEL,
+            links=_OF_MODEL,
         ),
     ]
 
@@ -173,22 +173,22 @@ def _breaches() -> list[timeseries.Panel]:
             "Breaches by cause",
             "Bad requests a second, by what made them bad: the largest part of what was too much.",
             "reqps",
-            Line(rate("inferscope_slo_breaches_total", _MATCH, by="cause"), "{{cause}}"),
+            PanelQuery(rate("inferscope_slo_breaches_total", _MATCH, by="cause"), "{{cause}}"),
             stacked=True,
-            ways=[Way("Phases and interference", PHASES), Way("Slow requests", SLOW)],
+            links=[PanelLink("Phases and interference", PHASES), PanelLink("Slow requests", SLOW)],
         ),
         graph(
             "First token against its threshold",
             "The 99th percentile of the time to first token. Dots are single requests; "
             "each leads to its trace.",
             "s",
-            Line(
+            PanelQuery(
                 quantile(0.99, "inferscope_time_to_first_token_seconds", by="model_name"),
                 "{{model_name}} p99",
                 exemplars=True,
             ),
-            Line(threshold, "{{model_name}} {{slo}} threshold"),
-            ways=_OF_MODEL,
+            PanelQuery(threshold, "{{model_name}} {{slo}} threshold"),
+            links=_OF_MODEL,
         ),
     ]
 
@@ -198,7 +198,7 @@ def _promises() -> table.Panel:
         return now(name, _MATCH, by=OBJECTIVE, how="max")
 
     good = growth(_REQUESTS, _MATCH, _GOOD, by=OBJECTIVE)
-    return rows(
+    return table_panel(
         "Objectives",
         "What is promised, and what the time shown made of it. What counts for the budget is "
         "the objective's own window; `burn` is by the counters that Prometheus has of $window, "
@@ -212,5 +212,5 @@ def _promises() -> table.Panel:
             "budget left": (left(), "percentunit"),
             "burn": (burn("$window"), "short"),
         },
-        ways=_OF_MODEL,
+        links=_OF_MODEL,
     )

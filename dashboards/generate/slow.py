@@ -7,8 +7,8 @@ from grafana_foundation_sdk.builders import table
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.generate.frame import SLOW, Row, dashboard
-from dashboards.generate.panels import Line, graph, heat, number, traces, words
+from dashboards.generate.frame import SLOW, DashboardRow, dashboard
+from dashboards.generate.panels import PanelQuery, graph, heatmap_panel, number, text_panel, traces
 from dashboards.generate.queries import buckets, growth, quantile, rate
 
 _TTFT, _E2E = "inferscope_time_to_first_token_seconds", "inferscope_request_duration_seconds"
@@ -41,8 +41,10 @@ def slow() -> model.Dashboard:
         "InferScope 6: Slow requests",
         "Which requests were slow, and what does each of them say?",
         [
-            Row("How slow", [*_how_slow()]),
-            Row("Single requests", [words("From here to the cause", NEXT), *_single()]),
+            DashboardRow("How slow", [*_how_slow()]),
+            DashboardRow(
+                "Single requests", [text_panel("From here to the cause", NEXT), *_single()]
+            ),
         ],
         variables=[beyond],
         has_traces=True,
@@ -79,24 +81,24 @@ def _how_slow() -> list[Builder[model.Panel]]:
             _share_beyond(_E2E, "10.0"),
             width=6,
         ),
-        heat(
+        heatmap_panel(
             "Time to first token",
             "All requests that ended; dots are single ones and lead to their traces.",
             "s",
-            Line(buckets(_TTFT), "{{le}}", exemplars=True),
+            PanelQuery(buckets(_TTFT), "{{le}}", exemplars=True),
         ),
-        heat(
+        heatmap_panel(
             "Duration",
             "All requests that ended; dots are single ones and lead to their traces.",
             "s",
-            Line(buckets(_E2E), "{{le}}", exemplars=True),
+            PanelQuery(buckets(_E2E), "{{le}}", exemplars=True),
         ),
         graph(
             "Seconds by cause",
             "Requests' time a second, by what it was spent on: what grows when requests get slow "
             "is the reason.",
             "s",
-            Line(f"{rate('inferscope_latency_seconds_total', by='cause')} > 0", "{{cause}}"),
+            PanelQuery(f"{rate('inferscope_latency_seconds_total', by='cause')} > 0", "{{cause}}"),
             width=24,
             stacked=True,
         ),

@@ -14,8 +14,8 @@ from inferscope.collector.finals import FinalRequest
 from inferscope.records import CAUSES
 from inferscope_otlp import names
 from inferscope_otlp.facts import PhaseSteps
-from inferscope_otlp.finished import Engine, Finished
-from inferscope_otlp.keeping import FAILURES
+from inferscope_otlp.finished import EngineResource, Finished
+from inferscope_otlp.trace_sampling import FAILURES
 
 Value: TypeAlias = "str | bool | int | float | tuple[str, ...] | tuple[float, ...]"
 Attributes: TypeAlias = "dict[str, Value]"
@@ -59,7 +59,7 @@ def operation_of(request: FinalRequest) -> str:
 
 
 def root_attributes(
-    finished: Finished, engine: Engine, operation: str, residual: float | None
+    finished: Finished, engine: EngineResource, operation: str, residual: float | None
 ) -> Attributes:
     """Return what is true of the whole request.
 
@@ -108,7 +108,7 @@ def root_attributes(
             names.SLO_CAUSE: finished.cause,
         }
     )
-    attributes |= _asked(given)
+    attributes |= _sampling_attributes(given)
     attributes |= _latencies(request)
     for name, is_good in finished.verdicts.items():
         attributes[names.SLO + name] = "good" if is_good else "bad"
@@ -133,7 +133,7 @@ def _method(request: FinalRequest) -> str | None:
     return "measured" if request.is_alone else "apportioned"
 
 
-def _asked(given: dict[str, str]) -> Attributes:
+def _sampling_attributes(given: dict[str, str]) -> Attributes:
     """Return the numbers that the client gave; a text that is none is not passed on.
 
     One answer is what a request without a number of them gets: the conventions leave it out.

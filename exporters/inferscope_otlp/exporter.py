@@ -21,17 +21,17 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
 from inferscope_otlp import names
-from inferscope_otlp.courier import Courier
+from inferscope_otlp.delivery_queue import DeliveryQueue
 from inferscope_otlp.device_metrics import device_metrics
 from inferscope_otlp.facts import FactTable
-from inferscope_otlp.finished import Engine, Finished, Ints, gaps_of, tbt_ns_of
+from inferscope_otlp.finished import EngineResource, Finished, Ints, gaps_of, tbt_ns_of
 from inferscope_otlp.identity import Parent, parent_of, trace_id_of
-from inferscope_otlp.keeping import ClientTraces, is_kept, verdicts
 from inferscope_otlp.metrics import EngineMetrics
 from inferscope_otlp.post import HttpPost, Post
 from inferscope_otlp.resource import resource
-from inferscope_otlp.settings import GRPC, Settings, read_settings
+from inferscope_otlp.settings import GRPC, OtlpSettings, read_settings
 from inferscope_otlp.spans import trace_of
+from inferscope_otlp.trace_sampling import ClientTraces, should_keep, verdicts
 from inferscope_otlp.wire import (
     resource_bytes,
     resource_metrics,
@@ -46,14 +46,14 @@ _MAX_RESOURCES = 1024
 _SCOPE = scope_bytes(names.SCOPE, inferscope.__version__)
 
 
-class Metrics(NamedTuple):
+class MetricsBatch(NamedTuple):
     """An engine's metrics, on their way."""
 
-    engine: Engine
+    engine: EngineResource
     encoded: list[bytes]
 
 
-class _Decided(NamedTuple):
+class _TraceDecision(NamedTuple):
     """What becomes of a request."""
 
     request: FinalRequest
@@ -61,7 +61,7 @@ class _Decided(NamedTuple):
     trace_id: int
     tbt_ns: Ints | None
     verdicts: dict[str, bool]
-    is_kept: bool
+    should_keep: bool
 
 
 class OtlpExporter:
@@ -85,14 +85,14 @@ class OtlpExporter:
         self.num_left_out = 0
         self._client_traces = ClientTraces(self._settings.client_traces_per_s)
         self._facts = FactTable()
-        self._decided: _Decided | None = None
+        self._decided: _TraceDecision | None = None
         """On the last request."""
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineResource] = {}
         self._residuals: dict[str, float | None] = {}
         self._offset_ns = self._real_ns = 0
         self._resource = lru_cache(_MAX_RESOURCES)(self._resource_of)
-        self._traces: tuple[Post, Courier[Finished]] | None = None
-        self._metrics: tuple[Post, Courier[Metrics]] | None = None
+        self._traces: tuple[Post, DeliveryQueue[Finished]] | None = None
+        self._metrics: tuple[Post, DeliveryQueue[MetricsBatch]] | None = None
         self._counted: dict[str, EngineMetrics] = {}
         self._views: Sequence[EngineView] = ()
         self._since_ns = 0
@@ -128,12 +128,12 @@ class OtlpExporter:
         name = f"to {settings.shown_endpoint}"
         post = _post(settings, "TRACES")
         size = settings.queue_size
-        courier = Courier(self._deliver, post.stop, max_waiting=size, name=f"traces {name}")
+        courier = DeliveryQueue(self._deliver, post.stop, max_waiting=size, name=f"traces {name}")
         self._traces = (post, courier)
         if settings.metrics_interval_s:
             post = _post(settings, "METRICS")
             # Of an engine's metrics only the last are of interest: they count from the beginning.
-            told = Courier(
+            told = DeliveryQueue(
                 self._deliver_metrics, post.stop, max_waiting=_MAX_RESOURCES, name=f"metrics {name}"
             )
             self._metrics = (post, told)
@@ -169,8 +169,8 @@ class OtlpExporter:
         facts = self._facts.pop(engine_id, request_id, since_ns=request.admitted_ns)
         if self._metrics is not None:
             self._metrics_of(engine_id).request(request)
-        of, self._decided = self._decided_on(request), None
-        if not of.is_kept:
+        of, self._decided = self._decide(request), None
+        if not of.should_keep:
             self.num_left_out += 1
             return
         parent, found = of.parent, of.verdicts
@@ -184,8 +184,8 @@ class OtlpExporter:
 
     def kept_trace(self, request: FinalRequest) -> str | None:
         """Return the id of a request's trace, None where it is not kept."""
-        of = self._decided_on(request)
-        return f"{of.trace_id:032x}" if of.is_kept else None
+        of = self._decide(request)
+        return f"{of.trace_id:032x}" if of.should_keep else None
 
     def look(self, snapshot: Snapshot) -> None:
         """Take the engines' names and the wall clock; send metrics when they are due."""
@@ -235,7 +235,7 @@ class OtlpExporter:
         """Return how many traces were given up: queue_full, not_delivered, closed."""
         return dict(self._traces[1].num_dropped) if self._traces else {}
 
-    def _decided_on(self, request: FinalRequest) -> _Decided:
+    def _decide(self, request: FinalRequest) -> _TraceDecision:
         """Return what a request kept to: our thresholds, and a collector's objectives.
 
         Whoever links to traces asks for it, and then it comes itself.
@@ -251,8 +251,8 @@ class OtlpExporter:
         if request.judged is not None:
             found |= request.judged.results
         share, limit = self._settings.keep_share, self._client_traces
-        kept = is_kept(request, found, parent, own_id, share, limit)
-        self._decided = decided = _Decided(request, parent, trace_id, tbt_ns, found, kept)
+        kept = should_keep(request, found, parent, own_id, share, limit)
+        self._decided = decided = _TraceDecision(request, parent, trace_id, tbt_ns, found, kept)
         return decided
 
     def _metrics_of(self, engine_id: str) -> EngineMetrics:
@@ -270,11 +270,13 @@ class OtlpExporter:
             for view in self._views
         }
         for engine_id, counted in self._counted.items():
-            engine = self._engines.get(engine_id) or Engine(engine_id)
+            engine = self._engines.get(engine_id) or EngineResource(engine_id)
             encoded_of.setdefault(engine_id, []).extend(counted.encoded(engine, now_ns))
         for engine_id, encoded in encoded_of.items():
             if encoded:
-                told.put(Metrics(self._engines.get(engine_id) or Engine(engine_id), encoded))
+                told.put(
+                    MetricsBatch(self._engines.get(engine_id) or EngineResource(engine_id), encoded)
+                )
         told.start()
 
     def _deliver(self, batch: Sequence[Finished]) -> None:
@@ -283,7 +285,7 @@ class OtlpExporter:
         by_engine: dict[str, list[bytes]] = {}
         for finished in batch:
             engine_id = finished.request.engine_id
-            engine = engines.get(engine_id) or Engine(engine_id)
+            engine = engines.get(engine_id) or EngineResource(engine_id)
             # A wall clock that is set while a trace waits does not move it.
             of_it_ns = finished.offset_ns or offset_ns
             trace = trace_of(finished, engine, of_it_ns, residual=residuals.get(engine_id))
@@ -291,11 +293,11 @@ class OtlpExporter:
             by_engine.setdefault(engine_id, []).append(encoded)
         parts = []
         for engine_id, traces in by_engine.items():
-            of = self._resource(engines.get(engine_id) or Engine(engine_id))
+            of = self._resource(engines.get(engine_id) or EngineResource(engine_id))
             parts.append(resource_spans(of, _SCOPE, traces))
         self._traces[0].send(b"".join(parts))
 
-    def _deliver_metrics(self, batch: Sequence[Metrics]) -> None:
+    def _deliver_metrics(self, batch: Sequence[MetricsBatch]) -> None:
         assert self._metrics is not None
         last = {metrics.engine.engine_id: metrics for metrics in batch}
         parts = [
@@ -304,13 +306,13 @@ class OtlpExporter:
         ]
         self._metrics[0].send(b"".join(parts))
 
-    def _resource_of(self, engine: Engine) -> bytes:
+    def _resource_of(self, engine: EngineResource) -> bytes:
         return resource_bytes(resource(engine, service_name=self._settings.service_name))
 
 
-def _engine(view: EngineView) -> Engine:
+def _engine(view: EngineView) -> EngineResource:
     device_id = view.devices[0].device if len(view.devices) == 1 else ""
-    return Engine(
+    return EngineResource(
         view.engine_id,
         view.engine,
         view.version,
@@ -321,7 +323,7 @@ def _engine(view: EngineView) -> Engine:
     )
 
 
-def _objectives(settings: Settings) -> tuple[Objective, ...]:
+def _objectives(settings: OtlpSettings) -> tuple[Objective, ...]:
     found = []
     if settings.ttft_ms is not None:
         found.append(Objective("ttft", round(settings.ttft_ms * 1e6)))
@@ -330,7 +332,7 @@ def _objectives(settings: Settings) -> tuple[Objective, ...]:
     return tuple(found)
 
 
-def _post(settings: Settings, signal: str) -> Post:
+def _post(settings: OtlpSettings, signal: str) -> Post:
     """Return what sends traces or metrics.
 
     Raises:

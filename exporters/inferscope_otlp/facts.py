@@ -24,7 +24,7 @@ MAX_CHUNKS = 128
 """Chunks kept of one request. Tracing back ends take no more events a span than that."""
 
 
-class Chunk(msgspec.Struct, gc=False):
+class PrefillChunk(msgspec.Struct, gc=False):
     """One part of a prefill. Times are host nanoseconds."""
 
     start_ns: int
@@ -44,12 +44,12 @@ class PhaseSteps(msgspec.Struct, gc=False):
     sum_tokens: int = 0
 
 
-class Facts(msgspec.Struct):
+class RequestFacts(msgspec.Struct):
     """What the steps of one request said."""
 
     prefill: PhaseSteps
     decode: PhaseSteps
-    chunks: list[Chunk]
+    chunks: list[PrefillChunk]
     num_chunks: int = 0
     told_ns: int = -1
     """How far they reach."""
@@ -66,7 +66,7 @@ class _Sums(NamedTuple):
     forgotten_ns: int
 
 
-class _Team:
+class _PreviousBatch:
     """The members of the last step of one scheduler, and the sums over all of its steps."""
 
     __slots__ = (
@@ -92,12 +92,12 @@ class _Team:
         """Who is in it with a prompt, since when; likewise with anything else."""
         self.decodes: dict[str, _Sums] = {}
         self.step = -1
-        self.chunks: list[Chunk] = []
+        self.chunks: list[PrefillChunk] = []
         """Of the last step, in the order of `prefill_rows`."""
         self.num_steps = self.sum_requests = self.sum_tokens = 0
 
 
-_NO_TEAMS: dict[int, _Team] = {}
+_NO_BATCHES: dict[int, _PreviousBatch] = {}
 
 
 class FactTable:
@@ -111,9 +111,9 @@ class FactTable:
         """Start empty."""
         self.num_forgotten = 0
         self._max_requests = max_requests
-        self._facts: dict[tuple[str, str], Facts] = {}
+        self._facts: dict[tuple[str, str], RequestFacts] = {}
         """By engine and request, those that rested longest first."""
-        self._teams: dict[str, dict[int, _Team]] = {}
+        self._teams: dict[str, dict[int, _PreviousBatch]] = {}
         """By engine, and data-parallel rank."""
         self._now_ns = -1
         self._forgotten_ns = -1
@@ -130,7 +130,7 @@ class FactTable:
             teams = self._teams[step.engine_id] = {}
         team = teams.get(step.dp_rank)
         if team is None:
-            team = teams[step.dp_rank] = _Team()
+            team = teams[step.dp_rank] = _PreviousBatch()
         phases = step.phases.tobytes()
         if team.phases != phases or team.ids != step.request_ids:
             self._change(step.engine_id, team, step.request_ids, phases)
@@ -146,7 +146,7 @@ class FactTable:
         if team.prefill_rows:
             self._take_chunks(step, team)
 
-    def pop(self, engine_id: str, request_id: str, *, since_ns: int | None) -> Facts | None:
+    def pop(self, engine_id: str, request_id: str, *, since_ns: int | None) -> RequestFacts | None:
         """Return a finished request's facts and forget them.
 
         Args:
@@ -157,7 +157,7 @@ class FactTable:
         Returns:
             None where no step told of it, or some of its steps may have been forgotten.
         """
-        for team in self._teams.get(engine_id, _NO_TEAMS).values():
+        for team in self._teams.get(engine_id, _NO_BATCHES).values():
             self._leave(engine_id, team, request_id, is_prefill=True)
             self._leave(engine_id, team, request_id, is_prefill=False)
         facts = self._facts.pop((engine_id, request_id), None)
@@ -170,14 +170,14 @@ class FactTable:
         for engine_id in [each for each in self._teams if each not in engine_ids]:
             del self._teams[engine_id]
 
-    def _take_chunks(self, step: FinalStep, team: _Team) -> None:
+    def _take_chunks(self, step: FinalStep, team: _PreviousBatch) -> None:
         team.chunks = []
         for row in team.prefill_rows:
             name = step.request_ids[row]
             since = team.prefills.get(name)
             forgotten_ns = self._forgotten_ns if since is None else since.forgotten_ns
             facts = self._of(step.engine_id, name, forgotten_ns=forgotten_ns)
-            chunk = Chunk(
+            chunk = PrefillChunk(
                 step.start_ns,
                 step.end_ns,
                 step.tokens.item(row),
@@ -190,7 +190,9 @@ class FactTable:
             if len(facts.chunks) < MAX_CHUNKS:
                 facts.chunks.append(chunk)
 
-    def _change(self, engine_id: str, team: _Team, ids: tuple[str, ...], phases: bytes) -> None:
+    def _change(
+        self, engine_id: str, team: _PreviousBatch, ids: tuple[str, ...], phases: bytes
+    ) -> None:
         """Let those leave who are not in a step, or not in their phase, and others come in."""
         team.ids, team.phases, team.step, team.chunks = ids, phases, -1, []
         rows = team.prefill_rows = []
@@ -214,7 +216,9 @@ class FactTable:
         for at in rows:
             team.prefills.setdefault(ids[at], now)
 
-    def _leave(self, engine_id: str, team: _Team, request_id: str, *, is_prefill: bool) -> None:
+    def _leave(
+        self, engine_id: str, team: _PreviousBatch, request_id: str, *, is_prefill: bool
+    ) -> None:
         """Give a member what the sums have grown by, if it is one."""
         since = (team.prefills if is_prefill else team.decodes).pop(request_id, None)
         if since is None:
@@ -225,7 +229,7 @@ class FactTable:
         mine.sum_requests += team.sum_requests - since.sum_requests
         mine.sum_tokens += team.sum_tokens - since.sum_tokens
 
-    def _of(self, engine_id: str, request_id: str, *, forgotten_ns: int) -> Facts:
+    def _of(self, engine_id: str, request_id: str, *, forgotten_ns: int) -> RequestFacts:
         """Return a request's facts, the newest of all from now on.
 
         Args:
@@ -236,7 +240,7 @@ class FactTable:
         key = (engine_id, request_id)
         facts = self._facts.pop(key, None)
         if facts is None:
-            facts = Facts(PhaseSteps(), PhaseSteps(), [], forgotten_ns=forgotten_ns)
+            facts = RequestFacts(PhaseSteps(), PhaseSteps(), [], forgotten_ns=forgotten_ns)
         self._facts[key] = facts
         facts.told_ns = self._now_ns
         if len(self._facts) > self._max_requests:

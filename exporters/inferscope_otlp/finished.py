@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest
-from inferscope_otlp.facts import Facts
+from inferscope_otlp.facts import RequestFacts
 from inferscope_otlp.identity import Parent
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineResource:
     """Who served the requests. Empty where the engine does not say."""
 
     engine_id: str
@@ -28,7 +28,7 @@ class Engine:
     is_synthetic: bool = False
 
 
-class Gaps(msgspec.Struct, frozen=True, gc=False):
+class GapStats(msgspec.Struct, frozen=True, gc=False):
     """The time between a request's tokens."""
 
     p50_ns: float
@@ -41,8 +41,8 @@ class Finished(msgspec.Struct, frozen=True):
 
     request: FinalRequest
     """Without its tokens' times."""
-    gaps: Gaps | None
-    facts: Facts | None
+    gaps: GapStats | None
+    facts: RequestFacts | None
     parent: Parent | None
     verdicts: dict[str, bool]
     cause: str | None = None
@@ -59,10 +59,10 @@ def tbt_ns_of(request: FinalRequest) -> Ints | None:
     return times_ns[1:] - times_ns[:-1]
 
 
-def gaps_of(tbt_ns: Ints) -> Gaps:
+def gaps_of(tbt_ns: Ints) -> GapStats:
     """Return their distribution."""
     ordered = np.sort(tbt_ns)
-    return Gaps(_quantile(ordered, 0.5), _quantile(ordered, 0.99), int(ordered[-1]))
+    return GapStats(_quantile(ordered, 0.5), _quantile(ordered, 0.99), int(ordered[-1]))
 
 
 def _quantile(ordered: Ints, share: float) -> float:

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from inferscope_otlp.courier import NotDelivered
-from inferscope_otlp.settings import Settings
+from inferscope_otlp.delivery_queue import NotDelivered
+from inferscope_otlp.settings import OtlpSettings
 
 SERVICES = {
     "TRACES": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
@@ -31,7 +31,7 @@ _AGAIN = frozenset(
 class GrpcPost:
     """Sends messages to a service."""
 
-    def __init__(self, settings: Settings, signal: str, headers: dict[str, str]) -> None:
+    def __init__(self, settings: OtlpSettings, signal: str, headers: dict[str, str]) -> None:
         """Prepare; the connection is made with the first message.
 
         Raises:

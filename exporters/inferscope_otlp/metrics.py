@@ -12,8 +12,8 @@ import msgspec
 from inferscope.collector.finals import FinalRequest
 from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes, operation_of
-from inferscope_otlp.finished import Engine
-from inferscope_otlp.keeping import FAILURES
+from inferscope_otlp.finished import EngineResource
+from inferscope_otlp.trace_sampling import FAILURES
 from inferscope_otlp.wire import histogram_metric, histogram_point
 
 BOUNDS = {
@@ -37,7 +37,7 @@ _SAYS = {
 _ANSWERS = ("stop", "length")
 
 
-class Series(msgspec.Struct):
+class HistogramSeries(msgspec.Struct):
     """One histogram's counts, one per bound and one for what is beyond, and the sum in seconds."""
 
     counts: list[int]
@@ -50,7 +50,7 @@ class EngineMetrics:
     def __init__(self, start_ns: int) -> None:
         """Start with nothing."""
         self._start_ns = start_ns
-        self._series: dict[tuple[str, str, str], Series] = {}
+        self._series: dict[tuple[str, str, str], HistogramSeries] = {}
         """By metric, operation and error."""
 
     def request(self, request: FinalRequest) -> None:
@@ -69,7 +69,7 @@ class EngineMetrics:
             each_ns = (last_ns - first_ns) / (request.output_tokens - 1)
             self._add(names.METRIC_TPOT, operation, "", each_ns)
 
-    def encoded(self, engine: Engine, end_ns: int) -> list[bytes]:
+    def encoded(self, engine: EngineResource, end_ns: int) -> list[bytes]:
         """Return all of them as fields of a message ScopeMetrics."""
         metrics = []
         for name, bounds in BOUNDS.items():
@@ -93,13 +93,13 @@ class EngineMetrics:
         key = (metric, operation, error)
         series = self._series.get(key)
         if series is None:
-            series = self._series[key] = Series([0] * (len(BOUNDS[metric]) + 1))
+            series = self._series[key] = HistogramSeries([0] * (len(BOUNDS[metric]) + 1))
         duration_s = duration_ns / 1e9
         series.counts[bisect_left(BOUNDS[metric], duration_s)] += 1
         series.total += duration_s
 
 
-def _attributes(engine: Engine, operation: str, error: str) -> Attributes:
+def _attributes(engine: EngineResource, operation: str, error: str) -> Attributes:
     attributes: Attributes = {names.OPERATION_NAME: operation}
     if engine.kind:
         attributes[names.PROVIDER_NAME] = engine.kind

@@ -12,8 +12,8 @@ from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from inferscope_otlp.courier import NotDelivered
-from inferscope_otlp.settings import Settings
+from inferscope_otlp.delivery_queue import NotDelivered
+from inferscope_otlp.settings import OtlpSettings
 
 _AGAIN = frozenset({429, 502, 503, 504})
 """Of the protocol's specification: with anything else the same message must not come again."""
@@ -43,7 +43,7 @@ class Post(Protocol):
 class HttpPost:
     """Posts messages to a URL."""
 
-    def __init__(self, settings: Settings, url: str, headers: dict[str, str]) -> None:
+    def __init__(self, settings: OtlpSettings, url: str, headers: dict[str, str]) -> None:
         """Prepare; nothing is connected yet.
 
         Raises:

@@ -7,14 +7,14 @@ import socket
 
 from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes
-from inferscope_otlp.environment import pairs_of
-from inferscope_otlp.finished import Engine
+from inferscope_otlp.environment import parse_pairs
+from inferscope_otlp.finished import EngineResource
 
 
-def resource(engine: Engine, *, service_name: str | None) -> Attributes:
+def resource(engine: EngineResource, *, service_name: str | None) -> Attributes:
     """Return what served: who runs InferScope may name it by OTEL_RESOURCE_ATTRIBUTES."""
     found: Attributes = {names.SERVICE_NAME: "inferscope", names.HOST_NAME: socket.gethostname()}
-    found |= dict(pairs_of(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")))
+    found |= dict(parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")))
     named = service_name or os.environ.get("OTEL_SERVICE_NAME")
     if named:
         found[names.SERVICE_NAME] = named

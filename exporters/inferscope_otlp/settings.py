@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from inferscope.errors import BadInput
 from inferscope.foreign import without_secrets
-from inferscope_otlp.environment import file_of_environment, headers_of_environment
+from inferscope_otlp.environment import environment_file, environment_headers
 
 _SECTION = "exporter otlp"
 _COMPRESSIONS = ("gzip", "none")
@@ -24,7 +24,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 @dataclass(frozen=True)
-class Settings:
+class OtlpSettings:
     """Where traces go, and which."""
 
     endpoint: str = _DEFAULT_OF[HTTP]
@@ -73,7 +73,7 @@ class Settings:
         given = (self.certificate, self.client_certificate, self.client_key)
         words = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
         of_ca, of_cert, of_key = (
-            path or file_of_environment(word, "TRACES")
+            path or environment_file(word, "TRACES")
             for path, word in zip(given, words, strict=True)
         )
         return of_ca, of_cert, of_key
@@ -84,7 +84,7 @@ class Settings:
         Raises:
             BadInput: one of the environment's cannot be sent.
         """
-        found = headers_of_environment(signal)
+        found = environment_headers(signal)
         for name, content in found.items():
             check_header(name, content)
         return found | {name.lower(): content for name, content in self.headers.items()}
@@ -106,10 +106,10 @@ class Settings:
         return context
 
 
-_NAMES = [each.name for each in fields(Settings)]
+_NAMES = [each.name for each in fields(OtlpSettings)]
 
 
-def read_settings(section: Mapping[str, object] | None) -> Settings:
+def read_settings(section: Mapping[str, object] | None) -> OtlpSettings:
     """Check a section of the configuration.
 
     Raises:
@@ -123,9 +123,9 @@ def read_settings(section: Mapping[str, object] | None) -> Settings:
             nearest = difflib.get_close_matches(str(name), _NAMES, n=1)
             hint = f"Did you mean {nearest[0]}?" if nearest else f"Known: {', '.join(_NAMES)}."
             raise BadInput(f"{_SECTION}: there is no setting {name!r}. {hint}")
-    found = Settings()
+    found = OtlpSettings()
     protocol = _one_of("protocol", given.get("protocol", found.protocol), _PROTOCOLS)
-    return Settings(
+    return OtlpSettings(
         endpoint=_endpoint("endpoint", given.get("endpoint", _DEFAULT_OF[protocol])),
         protocol=protocol,
         headers=_headers(given.get("headers")),
@@ -157,7 +157,7 @@ def read_settings(section: Mapping[str, object] | None) -> Settings:
     )
 
 
-def _bad(name: str, value: object, wanted: str) -> BadInput:
+def _invalid(name: str, value: object, wanted: str) -> BadInput:
     return BadInput(f"{_SECTION}: {name} is {value!r}. Give {wanted}.")
 
 
@@ -171,7 +171,7 @@ def _endpoint(name: str, value: object) -> str:
     except ValueError:  # a port that is no number
         is_url = False
     if not is_url or not value.isprintable():
-        raise _bad(name, without_secrets(value), example)
+        raise _invalid(name, without_secrets(value), example)
     return value
 
 
@@ -205,7 +205,7 @@ def check_header(name: str, content: str) -> None:
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise _bad(name, value, " or ".join(allowed))
+        raise _invalid(name, value, " or ".join(allowed))
     return value
 
 
@@ -213,7 +213,7 @@ def _file(name: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise _bad(name, value, "a file")
+        raise _invalid(name, value, "a file")
     return value
 
 
@@ -221,7 +221,7 @@ def _name(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise _bad("service_name", value, "a name")
+        raise _invalid("service_name", value, "a name")
     return value
 
 
@@ -231,11 +231,11 @@ def _threshold(name: str, value: object) -> float | None:
 
 def _number(name: str, value: object, *, least: float = 0, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise _bad(name, value, f"a number from {least:g} to {most:g}")
+        raise _invalid(name, value, f"a number from {least:g} to {most:g}")
     return float(value)
 
 
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
-        raise _bad(name, value, "a whole number from 1 to 1000000")
+        raise _invalid(name, value, "a whole number from 1 to 1000000")
     return value

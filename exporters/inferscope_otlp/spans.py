@@ -26,10 +26,10 @@ from inferscope_otlp.attributes import (
     prefill_attributes,
     root_attributes,
 )
-from inferscope_otlp.facts import Chunk
-from inferscope_otlp.finished import Engine, Finished
+from inferscope_otlp.facts import PrefillChunk
+from inferscope_otlp.finished import EngineResource, Finished
 from inferscope_otlp.identity import Parent, span_id_of, span_ids_of, trace_id_of
-from inferscope_otlp.keeping import FAILURES
+from inferscope_otlp.trace_sampling import FAILURES
 
 _NS_PER_S = 1e9
 _MOST_PREEMPTED = 64
@@ -37,7 +37,7 @@ _MOST_PREEMPTED = 64
 _ROOT = "root"
 
 
-class Event(msgspec.Struct, frozen=True):
+class SpanEvent(msgspec.Struct, frozen=True):
     """Something at one moment of a span, in nanoseconds of the wall clock."""
 
     name: str
@@ -45,14 +45,14 @@ class Event(msgspec.Struct, frozen=True):
     attributes: Attributes
 
 
-class Link(msgspec.Struct, frozen=True):
+class SpanLink(msgspec.Struct, frozen=True):
     """Another span that has to do with it."""
 
     trace_id: int
     span_id: int
 
 
-class Span(msgspec.Struct, frozen=True):
+class TraceSpan(msgspec.Struct, frozen=True):
     """One span. Times are nanoseconds of the wall clock."""
 
     name: str
@@ -60,8 +60,8 @@ class Span(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     attributes: Attributes
-    events: tuple[Event, ...] = ()
-    link: Link | None = None
+    events: tuple[SpanEvent, ...] = ()
+    link: SpanLink | None = None
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -69,14 +69,14 @@ class Trace(msgspec.Struct, frozen=True):
 
     trace_id: int
     parent: Parent | None
-    root: Span
-    children: tuple[Span, ...]
+    root: TraceSpan
+    children: tuple[TraceSpan, ...]
     failure: str | None
     """Why the request failed, if it did."""
 
 
 def trace_of(
-    finished: Finished, engine: Engine, offset_ns: int, *, residual: float | None = None
+    finished: Finished, engine: EngineResource, offset_ns: int, *, residual: float | None = None
 ) -> Trace:
     """Build a request's trace.
 
@@ -111,12 +111,12 @@ class _Builder:
         """Where the last phase ended."""
         self._end_ns = max(request.delivered_ns, request.arrived_ns)
 
-    def root(self, name: str, attributes: Attributes) -> Span:
+    def root(self, name: str, attributes: Attributes) -> TraceSpan:
         """Return the request's own span. A model's late introduction does not change its id."""
         since_ns, until_ns = self._finished.request.arrived_ns, self._end_ns
         return self._span(name, since_ns, until_ns, attributes, key=_ROOT)
 
-    def children(self) -> list[Span]:
+    def children(self) -> list[TraceSpan]:
         """Return the phases in their order, then the preemptions."""
         finished, request = self._finished, self._finished.request
         queued_ns, admitted_ns = request.queued_ns, request.admitted_ns
@@ -146,7 +146,7 @@ class _Builder:
             found.append(self._span(names.SPAN_PREEMPTED, since_ns, until_ns, {}, key=key))
         return found + [self._transfer(*each) for each in enumerate(request.transfers)]
 
-    def _transfer(self, number: int, transfer: KvTransfer) -> Span:
+    def _transfer(self, number: int, transfer: KvTransfer) -> TraceSpan:
         """Make a transfer's span, linked to the request's own on the worker that sent the blocks.
 
         Where a router gave both workers the client's traceparent, that span is in the same trace.
@@ -160,7 +160,7 @@ class _Builder:
         if transfer.peer_request_id:
             parent = self._finished.parent
             trace_id = parent.trace_id if parent else trace_id_of(*sender)
-            link = Link(trace_id, span_id_of(*sender, _ROOT))
+            link = SpanLink(trace_id, span_id_of(*sender, _ROOT))
         key = f"{names.SPAN_KV_TRANSFER} {number}"
         return self._span(
             names.SPAN_KV_TRANSFER, since_ns, until_ns, attributes, key=key, link=link
@@ -173,8 +173,8 @@ class _Builder:
         until_ns: int | None,
         attributes: Attributes,
         *,
-        chunks: list[Chunk] | None = None,
-    ) -> Span:
+        chunks: list[PrefillChunk] | None = None,
+    ) -> TraceSpan:
         """Make the next phase's span; one that was cut short ends where the request did."""
         until_ns = self._end_ns if until_ns is None else until_ns
         since_ns, self._through_ns = self._within(since_ns, until_ns, self._through_ns)
@@ -192,15 +192,15 @@ class _Builder:
         until_ns: int,
         attributes: Attributes,
         *,
-        events: tuple[Event, ...] = (),
+        events: tuple[SpanEvent, ...] = (),
         key: str = "",
-        link: Link | None = None,
-    ) -> Span:
+        link: SpanLink | None = None,
+    ) -> TraceSpan:
         offset_ns, span_id = self._offset_ns, self._span_id(key or name)
         times_ns = since_ns + offset_ns, until_ns + offset_ns
-        return Span(name, span_id, *times_ns, attributes, events, link)
+        return TraceSpan(name, span_id, *times_ns, attributes, events, link)
 
-    def _event(self, chunk: Chunk, since_ns: int, until_ns: int) -> Event:
+    def _event(self, chunk: PrefillChunk, since_ns: int, until_ns: int) -> SpanEvent:
         at_ns = min(max(chunk.start_ns, since_ns), until_ns)
         attributes: Attributes = {
             names.CHUNK_TOKENS: chunk.num_tokens,
@@ -210,4 +210,4 @@ class _Builder:
         }
         if chunk.is_recomputed:
             attributes[names.CHUNK_RECOMPUTED] = True
-        return Event(names.EVENT_CHUNK, at_ns + self._offset_ns, attributes)
+        return SpanEvent(names.EVENT_CHUNK, at_ns + self._offset_ns, attributes)

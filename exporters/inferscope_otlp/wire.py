@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes, Value
-from inferscope_otlp.spans import Event, Link, Span, Trace
+from inferscope_otlp.spans import SpanEvent, SpanLink, Trace, TraceSpan
 
 _double = struct.Struct("<d").pack
 _fixed64 = struct.Struct("<Q").pack
@@ -160,7 +160,7 @@ def trace_bytes(trace: Trace) -> bytes:
     )
 
 
-def _span(span: Span, place: bytes) -> bytes:
+def _span(span: TraceSpan, place: bytes) -> bytes:
     name = span.name.encode("utf-8", "replace")
     return b"".join(
         (
@@ -178,7 +178,7 @@ def _span(span: Span, place: bytes) -> bytes:
     )
 
 
-def _link(link: Link) -> bytes:
+def _link(link: SpanLink) -> bytes:
     return (
         b"\x0a\x10"
         + link.trace_id.to_bytes(16, "big")
@@ -187,7 +187,7 @@ def _link(link: Link) -> bytes:
     )
 
 
-def _event(event: Event) -> bytes:
+def _event(event: SpanEvent) -> bytes:
     at = b"\x09" + _fixed64(max(0, event.at_ns))
     return at + text(2, event.name) + pairs(3, event.attributes)
 

@@ -25,7 +25,7 @@ _CLOCK_STEP_NS = 1_000_000
 """A wall clock that moved by more was set: rows before it keep the old one."""
 
 
-class Engine(NamedTuple):
+class EngineLabels(NamedTuple):
     """What rows say of their engine; None is unknown."""
 
     model: str | None = None
@@ -33,7 +33,7 @@ class Engine(NamedTuple):
 
 
 @dataclass
-class Batch:
+class RowBatch:
     """What became final in a while."""
 
     steps: list[FinalStep] = field(default_factory=list)
@@ -42,21 +42,21 @@ class Batch:
     """As memory is counted."""
     offset_ns: int | None = None
     """Wall clock less monotonic clock."""
-    engines: dict[str, Engine] = field(default_factory=dict)
+    engines: dict[str, EngineLabels] = field(default_factory=dict)
     ends_files: bool = False
     """Whether the files it goes into are complete with it."""
 
 
-class Gatherer:
+class BatchBuilder:
     """Makes batches of what is final."""
 
-    def __init__(self, deliver: Callable[[Batch], None], *, rotate_ns: int) -> None:
+    def __init__(self, deliver: Callable[[RowBatch], None], *, rotate_ns: int) -> None:
         """Take what receives the batches, and how old one may become."""
         self._deliver = deliver
         self._rotate_ns = rotate_ns
-        self._batch = Batch()
+        self._batch = RowBatch()
         self._began_ns: int | None = None
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineLabels] = {}
 
     def step(self, step: FinalStep) -> None:
         """Take a step, without what only the rules of attribution need."""
@@ -71,14 +71,14 @@ class Gatherer:
     def look(self, snapshot: Snapshot) -> None:
         """Take the wall clock and what engines are; hand on what is old."""
         self._engines = {
-            view.engine_id: Engine(view.model or None, view.is_synthetic)
+            view.engine_id: EngineLabels(view.model or None, view.is_synthetic)
             for view in snapshot.engines
         }
         if not snapshot.real_ns:
             return
         offset_ns, before_ns = snapshot.real_ns - snapshot.mono_ns, self._batch.offset_ns
         if before_ns is not None and abs(offset_ns - before_ns) > _CLOCK_STEP_NS:
-            self._hand_on()
+            self._deliver_batch()
         self._batch.offset_ns = offset_ns
         if self._began_ns is None:
             self._began_ns = snapshot.mono_ns
@@ -89,14 +89,14 @@ class Gatherer:
     def end_files(self) -> None:
         """Hand on what there is, as the last of its files."""
         self._batch.ends_files = True
-        self._hand_on()
+        self._deliver_batch()
 
     def _grow(self, num_rows: int) -> None:
         self._batch.num_rows += num_rows
         if self._batch.num_rows >= _MOST_ROWS and self._batch.offset_ns is not None:
-            self._hand_on()
+            self._deliver_batch()
 
-    def _hand_on(self) -> None:
-        batch, self._batch = self._batch, Batch(offset_ns=self._batch.offset_ns)
+    def _deliver_batch(self) -> None:
+        batch, self._batch = self._batch, RowBatch(offset_ns=self._batch.offset_ns)
         batch.engines = self._engines
         self._deliver(batch)

@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 from inferscope.private import open_private
 from inferscope_parquet.encoding import writer_of
 from inferscope_parquet.exchange import exchange
-from inferscope_parquet.naming import hour_of, is_by
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.naming import hour_of, is_written_by
+from inferscope_parquet.settings import ParquetSettings
 from inferscope_parquet.tables import SCHEMA_KEY, SCHEMA_VERSION, SCHEMAS
 
 COMPACTING = ".compacting"
@@ -56,7 +56,7 @@ class Unfinished(Exception):
 class Compactor:
     """Merges hours that are over, on a thread of its own: rows that come wait for no merge."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ParquetSettings) -> None:
         """Take the settings; the thread starts with the first hour that is over."""
         self._settings = settings
         self._before_hour: int | None = None
@@ -142,7 +142,11 @@ class Compactor:
 
 
 def compact(
-    folder: Path, table: str, settings: Settings, *, is_over: Callable[[], bool] = lambda: False
+    folder: Path,
+    table: str,
+    settings: ParquetSettings,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Merge this host's small files of an hour; tell whether there was something to merge.
 
@@ -214,13 +218,13 @@ def _files(folder: Path) -> Files | None:
     return found
 
 
-def _groups(folder: Path, table: str, files: Files, settings: Settings) -> list[list[str]]:
+def _groups(folder: Path, table: str, files: Files, settings: ParquetSettings) -> list[list[str]]:
     """Return which files are to become one each, oldest rows first."""
     groups: list[list[str]] = []
     num_bytes = settings.rotate_bytes
     for name in sorted(files):
         size = files[name][1]
-        if not is_by(name, settings.writer) or 2 * size > settings.rotate_bytes:
+        if not is_written_by(name, settings.writer) or 2 * size > settings.rotate_bytes:
             continue
         if not _fits(folder / name, SCHEMAS[table]):
             continue
@@ -276,7 +280,7 @@ def _row_groups(paths: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 @contextmanager
-def _beside(settings: Settings) -> Iterator[Path]:
+def _beside(settings: ParquetSettings) -> Iterator[Path]:
     """Make a folder beside the tables that nobody sweeps away; what is in it at the end goes."""
     parent = settings.folder / COMPACTING
     parent.mkdir(mode=0o700, exist_ok=True)

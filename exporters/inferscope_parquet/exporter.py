@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
-from inferscope_parquet.batches import Batch, Gatherer
-from inferscope_parquet.settings import Settings, read_settings
+from inferscope_parquet.batches import BatchBuilder, RowBatch
+from inferscope_parquet.settings import ParquetSettings, read_settings
 from inferscope_parquet.writer import Writer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ParquetExporter:
         self._settings = read_settings(settings)
         self._folder: Folder | None = None
         self._writer: Writer | None = None
-        self._gatherer: Gatherer | None = None
+        self._gatherer: BatchBuilder | None = None
 
     @classmethod
     def into(cls, folder: Path) -> FolderExport:
@@ -83,9 +83,9 @@ class ParquetExporter:
         """
         settings = self._settings
         self._folder = _folder(settings, merges=settings.compact)
-        _use_the_system_s_memory()
+        _use_system_allocator()
         self._writer = Writer(self._folder, name=f"Parquet files in {settings.folder}")
-        self._gatherer = Gatherer(self._writer.put, rotate_ns=settings.rotate_ns)
+        self._gatherer = BatchBuilder(self._writer.put, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
         """Take a step."""
@@ -113,7 +113,7 @@ class ParquetExporter:
         return self._writer.num_dropped if self._writer else {}
 
     @property
-    def _gathering(self) -> Gatherer:
+    def _gathering(self) -> BatchBuilder:
         assert self._gatherer is not None, "open() comes first"
         return self._gatherer
 
@@ -128,10 +128,10 @@ class FolderExport:
             BadInput: it cannot be written to.
             ImportError: pyarrow is not installed.
         """
-        settings = Settings(path, max_mb=1e9)
+        settings = ParquetSettings(path, max_mb=1e9)
         self._path = path
         self._folder = _folder(settings, merges=False)
-        self._gatherer = Gatherer(self._write, rotate_ns=settings.rotate_ns)
+        self._gatherer = BatchBuilder(self._write, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
         """Take a step."""
@@ -153,7 +153,7 @@ class FolderExport:
         """
         self._gatherer.end_files()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: RowBatch) -> None:
         if batch.offset_ns is None:
             if batch.steps or batch.requests:
                 raise BadInput("the records hold no wall clock: their rows belong to no hour.")
@@ -165,7 +165,7 @@ class FolderExport:
             raise BadInput(f"cannot write {self._path}: {why}. Choose another place.") from error
 
 
-def _use_the_system_s_memory() -> None:
+def _use_system_allocator() -> None:
     """Have columns made where all else is made: a collector has its process to itself.
 
     Arrow's own allocator keeps three times what batches take at most, 30 MB; here they mostly take
@@ -176,7 +176,7 @@ def _use_the_system_s_memory() -> None:
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _folder(settings: Settings, *, merges: bool) -> Folder:
+def _folder(settings: ParquetSettings, *, merges: bool) -> Folder:
     from inferscope_parquet.compaction import Compactor
     from inferscope_parquet.folder import Folder
 

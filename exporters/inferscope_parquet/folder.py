@@ -20,11 +20,11 @@ from typing import IO
 import pyarrow as pa
 
 from inferscope.private import open_private
-from inferscope_parquet.batches import Batch
+from inferscope_parquet.batches import RowBatch
 from inferscope_parquet.compaction import Compactor, locked, sweep
 from inferscope_parquet.encoding import writer_of
-from inferscope_parquet.naming import hour_of, is_by
-from inferscope_parquet.settings import TABLES, Settings
+from inferscope_parquet.naming import hour_of, is_written_by
+from inferscope_parquet.settings import TABLES, ParquetSettings
 from inferscope_parquet.tables import (
     SCHEMAS,
     by_hour,
@@ -44,7 +44,7 @@ class Folder:
         num_lost: rows that are in no file because it could not be completed.
     """
 
-    def __init__(self, settings: Settings, *, compactor: Compactor | None = None) -> None:
+    def __init__(self, settings: ParquetSettings, *, compactor: Compactor | None = None) -> None:
         """Make the folder, unless it is there, and remove what a crash left in it.
 
         Args:
@@ -65,7 +65,7 @@ class Folder:
             raise PermissionError(13, os.strerror(13), str(settings.folder))
         self._sweep()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: RowBatch) -> None:
         """Write a batch; if it ends its files, put them in place.
 
         Raises:
@@ -90,7 +90,7 @@ class Folder:
         if batch.ends_files:
             self.end_files()
 
-    def num_rows(self, batch: Batch) -> int:
+    def num_rows(self, batch: RowBatch) -> int:
         """Return how many rows a batch makes."""
         rows = {
             "requests": len(batch.requests),
@@ -115,7 +115,7 @@ class Folder:
         if self._compactor is not None:
             self._compactor.hours_before(self._newest_hour)
 
-    def _parts(self, batch: Batch) -> list[tuple[str, int, pa.Table]]:
+    def _parts(self, batch: RowBatch) -> list[tuple[str, int, pa.Table]]:
         """Return the batch's rows by table and hour, all of them before any is written."""
         if not batch.steps and not batch.requests:
             return []
@@ -123,7 +123,7 @@ class Folder:
         tables = [(name, table_of(name, batch, host=self._settings.host)) for name in names]
         return [(name, *hour) for name, table in tables for hour in by_hour(name, table).items()]
 
-    def _hour_of(self, batch: Batch, hour: int) -> int:
+    def _hour_of(self, batch: RowBatch, hour: int) -> int:
         """Return the hour from which the age of files is counted.
 
         A wall clock that was set ahead, be it for a moment, makes no file old.
@@ -178,7 +178,7 @@ class Folder:
         num_bytes, eldest = 0, 0.0
         if settings.keep_hours is not None:
             eldest = self._newest_hour - settings.keep_hours
-        ours = [p for p in self._files("*.parquet") if is_by(p.name, settings.writer)]
+        ours = [p for p in self._files("*.parquet") if is_written_by(p.name, settings.writer)]
         for path in sorted(ours, key=lambda path: (hour_of(path.parent), path.name), reverse=True):
             with suppress(OSError):
                 num_bytes += path.stat().st_size

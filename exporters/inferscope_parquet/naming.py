@@ -12,7 +12,7 @@ NO_HOST = "export"
 _HOUR_S = 3600
 
 
-def is_by(name: str, writer: str) -> bool:
+def is_written_by(name: str, writer: str) -> bool:
     """Tell whether a whole file is of a writer; one's name may be the beginning of another's."""
     return re.fullmatch(rf"{re.escape(writer)}-\d{{6}}-[0-9a-f]{{8}}\.parquet", name) is not None
 

@@ -16,7 +16,7 @@ TABLES = ("requests", "steps", "slices")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ParquetSettings:
     """Where the files go, which, and how long they stay."""
 
     folder: Path
@@ -59,10 +59,10 @@ class Settings:
         return round(self.max_mb * 1e6)
 
 
-_NAMES = [each.name for each in fields(Settings) if each.name != "part"]
+_NAMES = [each.name for each in fields(ParquetSettings) if each.name != "part"]
 
 
-def read_settings(given: Mapping[str, object]) -> Settings:
+def read_settings(given: Mapping[str, object]) -> ParquetSettings:
     """Check a section of the configuration.
 
     Raises:
@@ -85,13 +85,13 @@ def read_settings(given: Mapping[str, object]) -> Settings:
     keep_hours, compact = given.get("keep_hours"), given.get("compact", True)
     if not isinstance(compact, bool):
         raise BadInput(f"compact is {compact!r}. Give true or false.")
-    return Settings(
+    return ParquetSettings(
         Path(folder),
         tuple(name for name in TABLES if name in tables),
         host,
-        _number("rotate_s", given.get("rotate_s", Settings.rotate_s), least=1),
-        _number("rotate_mb", given.get("rotate_mb", Settings.rotate_mb), least=1),
-        _number("max_mb", given.get("max_mb", Settings.max_mb), least=1),
+        _number("rotate_s", given.get("rotate_s", ParquetSettings.rotate_s), least=1),
+        _number("rotate_mb", given.get("rotate_mb", ParquetSettings.rotate_mb), least=1),
+        _number("max_mb", given.get("max_mb", ParquetSettings.max_mb), least=1),
         None if keep_hours is None else _number("keep_hours", keep_hours, least=1),
         compact,
     )

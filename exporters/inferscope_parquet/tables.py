@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from inferscope.collector.finals import FinalRequest, FinalStep, PhaseWork
 from inferscope.records import PHASES, RECOMPUTED
-from inferscope_parquet.batches import Batch, Engine
+from inferscope_parquet.batches import EngineLabels, RowBatch
 
 SCHEMA_VERSION = 1
 SCHEMA_KEY = "inferscope.schema"
@@ -162,7 +162,7 @@ _ORIGINS = "provenance"
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-def table_of(name: str, batch: Batch, *, host: str | None) -> pa.Table:
+def table_of(name: str, batch: RowBatch, *, host: str | None) -> pa.Table:
     """Return a batch as one of the SCHEMAS; it may have no rows.
 
     Raises:
@@ -187,14 +187,14 @@ def first_s(name: str, table: pa.Table) -> int:
     return int(table[_HOUR_OF[name]].cast(_INT)[0].as_py() // 1_000_000)
 
 
-def _requests(batch: Batch, host: str | None) -> pa.Table:
+def _requests(batch: RowBatch, host: str | None) -> pa.Table:
     """Return the requests as `request_facts` of JSON Lines tells them, made a column at a time.
 
     To make rows first and to have them taken apart again takes twice as long.
     """
     requests, num, offset_ns = batch.requests, len(batch.requests), batch.offset_ns
     assert offset_ns is not None
-    engines = [batch.engines.get(each.engine_id, Engine()) for each in requests]
+    engines = [batch.engines.get(each.engine_id, EngineLabels()) for each in requests]
     given = [each.attributes for each in requests]
     is_missing = [bool(each.ledger_missing) for each in requests]
     traces = [_TRACE_ID.fullmatch(each.trace) if each.trace else None for each in requests]
@@ -383,7 +383,7 @@ def _origins(requests: list[FinalRequest]) -> pa.Array:
     return pa.array(kinds, REQUESTS.field(_ORIGINS).type).take(pa.array(places, _INT))
 
 
-def _of_step(steps: list[FinalStep], batch: Batch, host: str | None) -> list[pa.Array]:
+def _of_step(steps: list[FinalStep], batch: RowBatch, host: str | None) -> list[pa.Array]:
     assert batch.offset_ns is not None
     started_us = [(step.start_ns + batch.offset_ns) // 1000 for step in steps]
     return [
@@ -396,9 +396,9 @@ def _of_step(steps: list[FinalStep], batch: Batch, host: str | None) -> list[pa.
     ]
 
 
-def _steps(batch: Batch, host: str | None) -> pa.Table:
+def _steps(batch: RowBatch, host: str | None) -> pa.Table:
     steps = batch.steps
-    engines = [batch.engines.get(step.engine_id, Engine()) for step in steps]
+    engines = [batch.engines.get(step.engine_id, EngineLabels()) for step in steps]
     columns = [
         *_of_step(steps, batch, host),
         pa.array([engine.model for engine in engines], _TEXT),
@@ -419,14 +419,14 @@ def _steps(batch: Batch, host: str | None) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=STEPS)
 
 
-def _slices(batch: Batch, host: str | None) -> pa.Table:
+def _slices(batch: RowBatch, host: str | None) -> pa.Table:
     steps = [step for step in batch.steps if step.request_ids]
     if not steps:
         return SLICES.empty_table()
     step_of_row = np.repeat(np.arange(len(steps)), [len(step.request_ids) for step in steps])
     phases = _joined([step.phases for step in steps])
     words = [*PHASES, *map(str, range(len(PHASES), 1 + int(phases.max())))]
-    made_up = [batch.engines.get(step.engine_id, Engine()).is_synthetic for step in steps]
+    made_up = [batch.engines.get(step.engine_id, EngineLabels()).is_synthetic for step in steps]
     recomputed = (_joined([step.flags for step in steps]) & RECOMPUTED) > 0
     columns = [
         *(column.take(pa.array(step_of_row)) for column in _of_step(steps, batch, host)),

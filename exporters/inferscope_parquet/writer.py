@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from inferscope_parquet.batches import Batch
+from inferscope_parquet.batches import RowBatch
 
 if TYPE_CHECKING:
     from inferscope_parquet.folder import Folder
@@ -27,8 +27,8 @@ class Writer:
         """Start the thread; `name` is how the log calls the files."""
         self._folder = folder
         self._name = name
-        self._waiting: deque[Batch] = deque()
-        self._under_way: Batch | None = None
+        self._waiting: deque[RowBatch] = deque()
+        self._under_way: RowBatch | None = None
         self._num_too_many = 0
         self._num_left = 0
         self._is_failing = False
@@ -47,7 +47,7 @@ class Writer:
             "closed": self._num_left,
         }
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: RowBatch) -> None:
         """Take a batch; where too many wait, the oldest goes."""
         is_first = False
         with self._changed:
@@ -86,7 +86,7 @@ class Writer:
                 self._is_failing = trouble is not None
                 _logger.warning("%s: %s", self._name, trouble or "written again")
 
-    def _try(self, batch: Batch) -> str | None:
+    def _try(self, batch: RowBatch) -> str | None:
         """Write a batch; return what kept it from being written."""
         try:
             self._folder.write(batch)
@@ -95,7 +95,7 @@ class Writer:
             return f"not written, dropped and counted from here on: {why or error}"
         return None
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> RowBatch | None:
         """Wait for the next batch; None is the end."""
         with self._changed:
             while not self._waiting and not self._is_closed:

@@ -1,6 +1,6 @@
 """The exporter: counts on the collector's thread, serves on others, a finished look between them.
 
-Once a second the numbers are copied into a `Look` per engine, and a scrape renders the looks that
+Once a second the numbers are copied into a `EngineSample` per engine, and a scrape renders the looks that
 are there: it sees all numbers of one moment, takes no lock and stops nobody.
 """
 
@@ -17,9 +17,9 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
 from inferscope_prometheus import names
-from inferscope_prometheus.bill import Bill, adapter_of
 from inferscope_prometheus.budgets import labelled
-from inferscope_prometheus.numbers import Numbers
+from inferscope_prometheus.cost_allocation import CostAllocation, adapter_of
+from inferscope_prometheus.engine_counters import EngineCounters
 from inferscope_prometheus.settings import (
     ANY_ENGINE,
     LAST_PORT,
@@ -31,8 +31,8 @@ from inferscope_prometheus.tenants import Tenants
 
 if TYPE_CHECKING:
     from inferscope_prometheus.coverage import Coverage
-    from inferscope_prometheus.families import Look
-    from inferscope_prometheus.server import Gate, Server
+    from inferscope_prometheus.families import EngineSample
+    from inferscope_prometheus.server import AccessGate, MetricsServer
 
 
 _WAS_SET_NS = 50_000_000
@@ -58,14 +58,14 @@ class PrometheusExporter:
         self._settings = read_settings(settings)
         self._tenants = Tenants(self._settings.tenants, most=self._settings.most_tenants)
         self._adapters = Tenants(most=self._settings.most_tenants)
-        self._by_engine: dict[str, Numbers] = {}
+        self._by_engine: dict[str, EngineCounters] = {}
         self._models: set[str] = set()
-        self._published = Published(self._settings.max_series)
+        self._published = PublishedPages(self._settings.max_series)
         self._offset_ns = 0
         """Wall clock less monotonic clock, as the page has it."""
         self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
-        self._server: Server | None = None
-        self._gate: Gate | None = None
+        self._server: MetricsServer | None = None
+        self._gate: AccessGate | None = None
         """Who is let in from now on, where another one's server is taken over."""
         self._address = self._settings.host, self._settings.port
         """As it is configured: where the port is 0, it serves on another."""
@@ -133,14 +133,14 @@ class PrometheusExporter:
         """
         self._open(beside=None)
 
-    def _open(self, *, beside: Server | None) -> None:
+    def _open(self, *, beside: MetricsServer | None) -> None:
         from inferscope_prometheus.coverage import Coverage
-        from inferscope_prometheus.families import Look
-        from inferscope_prometheus.server import Server
+        from inferscope_prometheus.families import EngineSample
+        from inferscope_prometheus.server import MetricsServer
 
-        self._look_of = Look
+        self._look_of = EngineSample
         try:
-            self._server = Server(
+            self._server = MetricsServer(
                 self._settings,
                 self._published.render,
                 is_alive=self._published.is_alive,
@@ -158,14 +158,14 @@ class PrometheusExporter:
         Raises:
             BadInput: the address cannot be had, or what keeps others out cannot be read.
         """
-        from inferscope_prometheus.server import Gate
+        from inferscope_prometheus.server import AccessGate
 
         if (self._settings.host, self._settings.port) != former._address:
             self._open(beside=former._server)
             return
         self._look_of = former._look_of
         self._settings = replace(self._settings, port=former._settings.port)
-        self._gate = Gate(self._settings)
+        self._gate = AccessGate(self._settings)
 
     def succeed(self, former: PrometheusExporter) -> None:
         """Count on from what the former one has counted, and serve where it served."""
@@ -215,7 +215,9 @@ class PrometheusExporter:
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
         promised = snapshot.promised and labelled(snapshot.promised, self._model)
-        self._published.now = Page(looks, replace(snapshot, promised=promised), time.monotonic_ns())
+        self._published.now = ModelPage(
+            looks, replace(snapshot, promised=promised), time.monotonic_ns()
+        )
         if self._coverage is not None:
             ours = {
                 look.view.engine_id: sum(
@@ -234,7 +236,7 @@ class PrometheusExporter:
         if server is not None:
             server.close()
 
-    def _look(self, view: EngineView, snapshot: Snapshot) -> Look:
+    def _look(self, view: EngineView, snapshot: Snapshot) -> EngineSample:
         numbers = self._numbers(view.engine_id)
         for dp_rank in range(min(view.deployment.data_ranks, names.MOST_REPLICAS)):
             numbers.replica(dp_rank)
@@ -273,31 +275,32 @@ class PrometheusExporter:
             f"{error.strerror}. Set exporters.prometheus.port."
         )
 
-    def _numbers(self, engine_id: str) -> Numbers:
+    def _numbers(self, engine_id: str) -> EngineCounters:
         numbers = self._by_engine.get(engine_id)
         if numbers is None:
             price = self._settings.price_per_gpu_hour
-            numbers = self._by_engine[engine_id] = Numbers(
-                Bill(self._tenants, price=price), Bill(self._adapters, adapter_of)
+            numbers = self._by_engine[engine_id] = EngineCounters(
+                CostAllocation(self._tenants, price=price),
+                CostAllocation(self._adapters, adapter_of),
             )
         return numbers
 
 
 @dataclass(frozen=True)
-class Page:
+class ModelPage:
     """All that a scrape tells."""
 
-    looks: tuple[Look, ...] = ()
+    looks: tuple[EngineSample, ...] = ()
     snapshot: Snapshot | None = None
     """That they were taken of; None before the first."""
     published_ns: int = 0
 
 
-class Published:
+class PublishedPages:
     """What a scrape sees: replaced as a whole, never changed."""
 
     def __init__(self, max_series: int) -> None:
-        self.now = Page(published_ns=time.monotonic_ns())
+        self.now = ModelPage(published_ns=time.monotonic_ns())
         self._max_series = max_series
 
     def is_alive(self) -> bool:

@@ -9,19 +9,19 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from inferscope.collector.snapshot import EngineView
 from inferscope_prometheus import names
+from inferscope_prometheus.engine_counters import ReplicaCounters
 from inferscope_prometheus.metric import counter as _counter
 from inferscope_prometheus.metric import gauge as _gauge
-from inferscope_prometheus.numbers import Counts
 from inferscope_prometheus.page import HistogramFamily
 from inferscope_prometheus.use_families import adapters, demand, payers
 
 
 @dataclass(frozen=True)
-class Look:
+class EngineSample:
     """One engine at one time; nothing in it changes any more."""
 
     view: EngineView
-    by_replica: Mapping[int, Counts]
+    by_replica: Mapping[int, ReplicaCounters]
     residual: float | None
     offset_ns: int = 0
     """Wall clock less monotonic clock."""
@@ -59,7 +59,7 @@ class Look:
 
 
 def families(
-    looks: Iterable[Look],
+    looks: Iterable[EngineSample],
     *,
     dropped: Mapping[str, Mapping[str, int]] | None = None,
     age_ns: int = 0,
@@ -96,7 +96,7 @@ def families(
     yield from _health(looks, dropped or {})
 
 
-def _histograms(looks: list[Look]) -> Iterator[Metric]:
+def _histograms(looks: list[EngineSample]) -> Iterator[Metric]:
     replicas = [
         (look.labels(rank), counts, look.offset_ns)
         for look in looks
@@ -129,7 +129,7 @@ def _histograms(looks: list[Look]) -> Iterator[Metric]:
     yield shares
 
 
-def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric]:
+def _counters(replicas: list[tuple[tuple[str, ...], ReplicaCounters]]) -> Iterator[Metric]:
     yield _counter(
         "inferscope_requests",
         "Requests that ended, by how.",
@@ -162,7 +162,7 @@ def _counters(replicas: list[tuple[tuple[str, ...], Counts]]) -> Iterator[Metric
     )
 
 
-def _admissions(looks: list[Look]) -> Iterator[Metric]:
+def _admissions(looks: list[EngineSample]) -> Iterator[Metric]:
     """Return the admissions of engines whose scheduler is observed."""
     rows = [
         (look.whole, float(look.view.num_admissions))
@@ -178,7 +178,7 @@ def _admissions(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
-def _ranks(looks: list[Look]) -> Iterator[Metric]:
+def _ranks(looks: list[EngineSample]) -> Iterator[Metric]:
     """Return what ranks that work together took, where there are several, if on other hosts."""
     rows = [
         ((*look.labels(dp_rank), str(rank)), ns / 1e9)
@@ -196,7 +196,7 @@ def _ranks(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
-def _overdue(looks: list[Look]) -> Iterator[Metric]:
+def _overdue(looks: list[EngineSample]) -> Iterator[Metric]:
     """Return for how long ranks that work together have waited for one of them."""
     rows = [
         ((*look.labels(each.dp_rank), str(each.rank)), each.overdue_ns / 1e9)
@@ -213,7 +213,7 @@ def _overdue(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
-def _devices(looks: list[Look]) -> Iterator[Metric]:
+def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
     rows = [
         ((*look.whole, device.device, phase), ns / 1e9)
         for look in looks
@@ -280,7 +280,7 @@ def _devices(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
-def _counted(looks: list[Look]) -> Iterator[Metric]:
+def _counted(looks: list[EngineSample]) -> Iterator[Metric]:
     """What samplers count: of sources that are absent there is no family."""
     told = [
         ((*look.whole, name), device)
@@ -342,7 +342,7 @@ def _counted(looks: list[Look]) -> Iterator[Metric]:
             yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)
 
 
-def _troubles(looks: list[Look]) -> Iterator[Metric]:
+def _troubles(looks: list[EngineSample]) -> Iterator[Metric]:
     """What held devices back, by their drivers' word; each reason is there from the start."""
     told = [
         ((*look.whole, device.device), device.health)
@@ -377,7 +377,7 @@ def _troubles(looks: list[Look]) -> Iterator[Metric]:
         )
 
 
-def _gauges(looks: list[Look]) -> Iterator[Metric]:
+def _gauges(looks: list[EngineSample]) -> Iterator[Metric]:
     """What is now: of engines that are gone there is none."""
     alive = [(look.whole, look.view) for look in looks if look.view.is_alive]
     yield _gauge(
@@ -423,7 +423,9 @@ def _gauges(looks: list[Look]) -> Iterator[Metric]:
     yield info
 
 
-def _health(looks: list[Look], dropped: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+def _health(
+    looks: list[EngineSample], dropped: Mapping[str, Mapping[str, int]]
+) -> Iterator[Metric]:
     rows = []
     for look in looks:
         view = look.view

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from prometheus_client.core import Metric
 
-from inferscope_prometheus.numbers import Exemplar, Histogram
+from inferscope_prometheus.engine_counters import DurationHistogram, Exemplar
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -35,9 +35,9 @@ class HistogramFamily(Metric):
         super().__init__(name, says, "histogram")
         self._label_names = labels
         self._bounds = (*map(str, bounds_s), "+Inf")
-        self._rows: list[tuple[tuple[str, ...], Histogram, int]] = []
+        self._rows: list[tuple[tuple[str, ...], DurationHistogram, int]] = []
 
-    def add(self, labels: tuple[str, ...], histogram: Histogram, offset_ns: int) -> None:
+    def add(self, labels: tuple[str, ...], histogram: DurationHistogram, offset_ns: int) -> None:
         """Add a series.
 
         Args:

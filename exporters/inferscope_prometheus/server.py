@@ -34,7 +34,7 @@ from inferscope_prometheus.page import (
     takes_gzip,
     wants_open,
 )
-from inferscope_prometheus.settings import Settings, read_token
+from inferscope_prometheus.settings import PrometheusSettings, read_token
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _HEALTH = "/health"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """What clients may take of the server.
 
     Attributes:
@@ -63,7 +63,7 @@ class Limits:
     answer_s: float = 10.0
 
 
-class Server:
+class MetricsServer:
     """Serves what `render` returns.
 
     Attributes:
@@ -72,12 +72,12 @@ class Server:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PrometheusSettings,
         render: Callable[[bool], bytes],
         *,
         is_alive: Callable[[], bool] = lambda: True,
-        beside: Server | None = None,
-        limits: Limits | None = None,
+        beside: MetricsServer | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         """Bind and serve.
 
@@ -92,8 +92,8 @@ class Server:
             BadInput: token or certificates cannot be used.
             OSError: the address cannot be had.
         """
-        gate = Gate(settings)
-        pages, limits = _Pages(gate, render, is_alive), limits or Limits()
+        gate = AccessGate(settings)
+        pages, limits = _Pages(gate, render, is_alive), limits or ConnectionLimits()
         if beside is None:
             self._http = _Http(settings, pages, limits)
         else:
@@ -106,7 +106,7 @@ class Server:
         self._thread.start()
 
     def change(
-        self, gate: Gate, render: Callable[[bool], bytes], is_alive: Callable[[], bool]
+        self, gate: AccessGate, render: Callable[[bool], bytes], is_alive: Callable[[], bool]
     ) -> None:
         """Serve another page to others, on the same address."""
         self._http.pages = _Pages(gate, render, is_alive)
@@ -118,10 +118,10 @@ class Server:
         self._thread.join(1.0)
 
 
-class Gate:
+class AccessGate:
     """Who comes in: by token, by certificate. Both files are read again when they change."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PrometheusSettings) -> None:
         """Read them.
 
         Raises:
@@ -180,7 +180,7 @@ class Gate:
         return [0 if path is None else _changed_ns(path) for path in paths]
 
 
-def tls_context(settings: Settings) -> ssl.SSLContext | None:
+def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
     """Return what TLS is spoken with, None where it is not.
 
     Raises:
@@ -209,13 +209,13 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 class _Pages:
     """The page, its access control and its liveness."""
 
-    gate: Gate
+    gate: AccessGate
     render: Callable[[bool], bytes]
     is_alive: Callable[[], bool]
 
 
 @dataclass(eq=False)
-class _Place:
+class _ConnectionSlot:
     """One connection's.
 
     Attributes:
@@ -231,13 +231,13 @@ class _Place:
     is_answered: bool = False
 
 
-class _Places:
+class _ConnectionSlots:
     """The connections that are open."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._by_socket: dict[socket.socket, _Place] = {}
+        self._by_socket: dict[socket.socket, _ConnectionSlot] = {}
 
     def take(self, connection: socket.socket, peer: str) -> bool:
         """Find a place for a connection, if need be that of a connection that only waits."""
@@ -251,7 +251,7 @@ class _Places:
                 if not waiting:
                     return False
                 self._end(min(waiting, key=lambda place: place.since_s))
-            self._by_socket[connection] = _Place(connection, peer, now_s)
+            self._by_socket[connection] = _ConnectionSlot(connection, peer, now_s)
             return True
 
     def hand_on(self, connection: socket.socket, by: socket.socket) -> None:
@@ -267,7 +267,7 @@ class _Places:
             place.connection = by
             self._by_socket[by] = place
 
-    def of(self, connection: socket.socket) -> _Place:
+    def of(self, connection: socket.socket) -> _ConnectionSlot:
         """Return a connection's place.
 
         Raises:
@@ -284,10 +284,10 @@ class _Places:
         with self._lock:
             self._by_socket.pop(connection, None)
 
-    def _may_go(self, place: _Place, now_s: float) -> bool:
+    def _may_go(self, place: _ConnectionSlot, now_s: float) -> bool:
         return not place.is_answered or now_s - place.since_s > self._limits.answer_s
 
-    def _end(self, place: _Place) -> None:
+    def _end(self, place: _ConnectionSlot) -> None:
         del self._by_socket[place.connection]
         with suppress(OSError):  # of a TLS socket as well, without a word to its peer
             socket.socket.shutdown(place.connection, socket.SHUT_RDWR)
@@ -298,7 +298,12 @@ class _Http(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, settings: Settings, pages: _Pages, limits: Limits, *, shares: bool = False
+        self,
+        settings: PrometheusSettings,
+        pages: _Pages,
+        limits: ConnectionLimits,
+        *,
+        shares: bool = False,
     ) -> None:
         self._shares = shares
         family, _, _, _, address = socket.getaddrinfo(
@@ -307,7 +312,7 @@ class _Http(ThreadingHTTPServer):
         self.address_family = family
         self.pages = pages
         self.limits = limits
-        self.places = _Places(limits)
+        self.places = _ConnectionSlots(limits)
         self._settings = settings
         super().__init__((str(address[0]), settings.port), _Handler)
 

@@ -23,7 +23,7 @@ _MOST_SERIES = 10_000_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrometheusSettings:
     """Where metrics are served, to whom, and what is told of tenants."""
 
     host: str = "127.0.0.1"
@@ -60,23 +60,23 @@ class Settings:
         return f"http{'s' if self.tls_cert else ''}://{host}:{self.port}/metrics"
 
 
-_NAMES = [each.name for each in fields(Settings)]
+_NAMES = [each.name for each in fields(PrometheusSettings)]
 
 
-def read_settings(section: Mapping[str, object]) -> Settings:
+def read_settings(section: Mapping[str, object]) -> PrometheusSettings:
     """Check a section of the configuration.
 
     Raises:
         BadInput: a name in it is not known, or a value cannot be used.
     """
     only(section, _NAMES)
-    found = Settings()
+    found = PrometheusSettings()
     host, port = section.get("host", found.host), section.get("port", found.port)
     if not isinstance(host, str) or not host:
         raise BadInput(f"host is {host!r}. Give an address, such as {found.host}.")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= LAST_PORT:
         raise BadInput(f"port is {port!r}. Give a number up to {LAST_PORT}; 0 takes any free one.")
-    settings = Settings(
+    settings = PrometheusSettings(
         host,
         port,
         _path(section, "token_file"),

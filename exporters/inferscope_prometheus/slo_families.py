@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from inferscope.collector.snapshot import Promised
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 from inferscope_prometheus import names
 
-Told = Iterable[tuple[tuple[str, ...], Count]]
+ObjectiveRows = Iterable[tuple[tuple[str, ...], ObjectiveCount]]
 _LABELS = (*names.LABELS, "slo")
 
 
-def slo_families(told: Told, promised: Promised) -> Iterator[Metric]:
+def slo_families(told: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
     """Return the families of one moment.
 
     Args:

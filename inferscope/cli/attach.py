@@ -27,11 +27,11 @@ from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import json_of
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
 from inferscope.errors import NotFound
-from inferscope.findings import Watch
+from inferscope.findings import RunSummarizer
 from inferscope.ring.discovery import EngineRings
-from inferscope.tui.judged import Judged
+from inferscope.tui.judged_source import JudgedSource
 
-Source = Judged | HistorySource
+Source = JudgedSource | HistorySource
 _PATIENCE_S = 60.0
 
 
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
             options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
         )
     else:
-        watch = Watch()
-        source = Judged(source_of(options.target, watch, choose), watch)
+        watch = RunSummarizer()
+        source = JudgedSource(source_of(options.target, watch, choose), watch)
     window_ns = window_ns or 60_000_000_000
     try:
         if is_once:
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(
-    target: str | None, watch: Watch, choose: Choose | None = None
+    target: str | None, watch: RunSummarizer, choose: Choose | None = None
 ) -> RingSource | RecordingSource:
     """Open what the user named, and have a watch sum it up.
 

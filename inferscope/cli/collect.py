@@ -36,7 +36,7 @@ from inferscope.ring.discovery import (
     owner_of,
     reading_from,
 )
-from inferscope.slo.meaning import objective_lines, objectives_summary
+from inferscope.slo.objective_text import objective_lines, objectives_summary
 
 SWITCH_S = 0.001
 """A scrape takes the interpreter's lock some five times, and the fold does not let go of it before

@@ -28,13 +28,13 @@ from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.engine.config import EngineOptions
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
-from inferscope.findings import Watch, findings
+from inferscope.findings import RunSummarizer, findings
 from inferscope.private import private_file
 from inferscope.records import Record
 from inferscope.report.findings import findings_brief
 from inferscope.ring.discovery import make_private, ring_directory
 from inferscope.ring.recording import RecordingWriter
-from inferscope.tui.judged import Judged
+from inferscope.tui.judged_source import JudgedSource
 
 DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
@@ -130,13 +130,13 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
     """
     from inferscope.tui.app import InferScopeApp
 
-    watch = Watch()
+    watch = RunSummarizer()
 
-    def judged(ready: Ready) -> Judged:
+    def judged(ready: Ready) -> JudgedSource:
         source = RingSource(
             _rings_of(engine_id), name=_title(ready), sinks=(watch,), listen=watch.listen
         )
-        return Judged(source, watch)
+        return JudgedSource(source, watch)
 
     # What the engine writes to standard error would run into the screen: it waits here.
     with tempfile.TemporaryFile() as stderr:
@@ -256,7 +256,7 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
         private_file(options.out / "demo.jsonl") as lines,
     ):
         exporters = (load_exporter("perfetto")(trace), load_exporter("jsonl")(lines))
-        watch = Watch()
+        watch = RunSummarizer()
         listeners = [watch, *(each for each in exporters if isinstance(each, Listening))]
 
         def listen(ring: int, record: Record) -> None:

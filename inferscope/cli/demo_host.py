@@ -26,9 +26,9 @@ from inferscope.engine.load import describe
 from inferscope.engine.server.parent import Failed, listen_to_parent, say
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
-from inferscope.load.open_loop import ClientTimes, Delivery, OpenLoop
+from inferscope.load.open_loop import ClientTimes, OpenLoop, ReceivedTokens
 from inferscope.load.pacing import INTERVAL_S, Pacing, from_now_on
-from inferscope.load.workload import Ask, Workload
+from inferscope.load.workload import PlannedRequest, Workload
 from inferscope.private import private_file
 from inferscope.probe import Probe
 
@@ -45,13 +45,13 @@ class _InProcessClient:
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         answer = self._front_end.ask(
             ask.prompt, _sampling(ask), external_id=ask.name, sections=ask.sections
         )
         async for delivery in answer:
             if delivery.num_tokens:
-                yield Delivery(time.monotonic_ns(), delivery.num_tokens)
+                yield ReceivedTokens(time.monotonic_ns(), delivery.num_tokens)
 
 
 def main() -> int:
@@ -160,5 +160,5 @@ async def _follow(engine: Engine, pacing: Pacing) -> None:
         pacing.observe(engine.stats().waiting)
 
 
-def _sampling(ask: Ask) -> Sampling:
+def _sampling(ask: PlannedRequest) -> Sampling:
     return Sampling(max_tokens=ask.max_tokens, temperature=TEMPERATURE, seed=ask.seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 from inferscope.cli.folding import add_refit, fold_all
 from inferscope.collector.judging import Judging
 from inferscope.errors import NotFound
-from inferscope.findings import Promised, Watch, findings
+from inferscope.findings import RunSummarizer, SloFindings, findings
 from inferscope.records import Record
 from inferscope.report.findings import findings_json, findings_text
 from inferscope.slo.objectives import read_objectives
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the run."""
-    watch, promised = Watch(), None
+    watch, promised = RunSummarizer(), None
     if options.slo is None:
         source = fold_all(
             options.source,
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             refit=options.refit,
         )
     else:
-        promised = Promised(read_objectives(options.slo), watch)
+        promised = SloFindings(read_objectives(options.slo), watch)
         judging = Judging(promised.judge_of, promised)
 
         def listen(ring: int, record: Record) -> None:

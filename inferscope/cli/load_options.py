@@ -14,9 +14,9 @@ from inferscope.errors import BadInput
 from inferscope.load.arrivals import bursts, poisson
 from inferscope.load.lengths import FORMS, Lengths, parse_lengths
 from inferscope.load.plan import MIX, Composer, of_kind, of_lengths, plan, stream
-from inferscope.load.server import Counted
-from inferscope.load.words import WordPrompts
-from inferscope.load.workload import KINDS, Ask
+from inferscope.load.prompts import WordPrompts
+from inferscope.load.server import TokenizerRatio
+from inferscope.load.workload import KINDS, PlannedRequest
 
 DEFAULT_SECONDS = 60.0
 DEFAULT_RATE_S = 1.0
@@ -125,7 +125,9 @@ def add_server(how: argparse._ArgumentGroup) -> None:
     )
 
 
-def asks_of(options: argparse.Namespace, counted: Counted | None) -> Iterator[Ask]:
+def asks_of(
+    options: argparse.Namespace, counted: TokenizerRatio | None
+) -> Iterator[PlannedRequest]:
     """Return the whole load, which depends on the options and the tokenizer and on nothing else."""
     asks = plan(
         options.seed,
@@ -147,7 +149,7 @@ def _arrivals(options: argparse.Namespace) -> Iterator[float]:
     return heapq.merge(*streams)
 
 
-def _composer(options: argparse.Namespace, counted: Counted | None) -> Composer:
+def _composer(options: argparse.Namespace, counted: TokenizerRatio | None) -> Composer:
     if not has_lengths(options):
         return of_kind(options.seed, options.kind or MIX)
     words = WordPrompts(

@@ -19,9 +19,9 @@ from inferscope.load.chunks import Endpoint
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.open_loop import ClientTimes, OpenLoop
 from inferscope.load.report import live_line
-from inferscope.load.server import Counted, count_words, find_model
-from inferscope.load.summary import Summary, Tally
-from inferscope.load.workload import Ask
+from inferscope.load.server import TokenizerRatio, find_model, measure_tokens_per_word
+from inferscope.load.summary import LoadStats, LoadSummary
+from inferscope.load.workload import PlannedRequest
 from inferscope.private import private_file
 
 _GRACE_S = 5.0
@@ -56,7 +56,7 @@ class Run:
     tokens_per_word: float | None
     has_parts: bool
     out: Path | None
-    asks: Callable[[Counted | None], Iterator[Ask]]
+    asks: Callable[[TokenizerRatio | None], Iterator[PlannedRequest]]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Outcome:
 
     url: str
     model: str
-    words: Counted | None
-    summary: Summary
+    words: TokenizerRatio | None
+    summary: LoadSummary
     was_interrupted: bool
 
 
@@ -82,7 +82,9 @@ async def drive(run: Run) -> Outcome:
         model, is_counting = await find_model(session, run.url, run.model)
         words = None
         if run.counts_words:
-            words = await count_words(session, run.url, model=model, endpoint=run.endpoint)
+            words = await measure_tokens_per_word(
+                session, run.url, model=model, endpoint=run.endpoint
+            )
         tokens_per_word = words.tokens_per_word if words else run.tokens_per_word
         client = HttpClient(
             session,
@@ -98,7 +100,7 @@ async def drive(run: Run) -> Outcome:
                 tokens_per_word=tokens_per_word if run.has_parts else None,
             ),
         )
-        tally = Tally()
+        tally = LoadStats()
         # Opened, and an older one emptied, only now that there is a server to write about.
         with private_file(run.out) if run.out else contextlib.nullcontext() as out:
             sink = _Sink(tally, out)
@@ -114,7 +116,7 @@ async def drive(run: Run) -> Outcome:
 class _Sink:
     """Takes requests as they end; a file that fails stops the load instead of losing lines."""
 
-    def __init__(self, tally: Tally, out: IO[bytes] | None) -> None:
+    def __init__(self, tally: LoadStats, out: IO[bytes] | None) -> None:
         self._tally = tally
         self._out = out
         self._error: OSError | None = None
@@ -161,7 +163,7 @@ def _interruptible(load: OpenLoop) -> Iterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def _shown(load: OpenLoop, tally: Tally) -> AsyncIterator[None]:
+async def _shown(load: OpenLoop, tally: LoadStats) -> AsyncIterator[None]:
     """Keep one line on the terminal up to date; elsewhere write one every few seconds."""
     began_s = time.monotonic()
 

@@ -30,8 +30,8 @@ from inferscope.report.kernels import (
     KERNEL,
     KernelTime,
     ProfileDocument,
+    kernel_times,
     slowdown,
-    spent,
     stall_ns,
     steps_of,
     with_steps,
@@ -88,7 +88,11 @@ def run(options: argparse.Namespace) -> int:
         withdraw(ring.path, request)
         raise
     steps = steps_of(told_of(ring, engine, now_ns), trace)
-    rows, cost, stopped_ns = spent(trace, steps), slowdown(trace, steps), stall_ns(trace, steps)
+    rows, cost, stopped_ns = (
+        kernel_times(trace, steps),
+        slowdown(trace, steps),
+        stall_ns(trace, steps),
+    )
     with private_file(options.out) as file:
         file.write(msgspec.json.encode(with_steps(trace, steps)))
     if options.json:

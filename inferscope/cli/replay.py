@@ -15,9 +15,9 @@ from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import final_books, open_replay
 from inferscope.cost.book import CostBook
 from inferscope.errors import BadInput
-from inferscope.findings import Watch
+from inferscope.findings import RunSummarizer
 from inferscope.foreign import one_line
-from inferscope.tui.judged import Judged
+from inferscope.tui.judged_source import JudgedSource
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             "replay needs a terminal that can move its cursor. "
             "For text: inferscope attach FILE --once."
         )
-    watch = Watch()
+    watch = RunSummarizer()
     source = open_replay(
         options.file,
         speed=options.speed,
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from inferscope.tui.app import InferScopeApp
 
-        InferScopeApp(Judged(source, watch), ascii=options.ascii).run()
+        InferScopeApp(JudgedSource(source, watch), ascii=options.ascii).run()
     finally:
         source.close()
     return 0
@@ -93,7 +93,7 @@ def _picture(options: argparse.Namespace) -> int:
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
     source = open_replay(options.file, until_ns=until_ns, books=_books(options))
-    from inferscope.tui.picture import save_picture
+    from inferscope.tui.screenshot import save_picture
 
     save_picture(
         source,

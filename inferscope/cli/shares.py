@@ -16,7 +16,7 @@ from inferscope.attribution.rules import RULES
 from inferscope.cli.folding import add_refit, fold_all
 from inferscope.cli.numbers import count
 from inferscope.errors import NotFound
-from inferscope.report.shares import By, Tally
+from inferscope.report.shares import By, SharesSink
 from inferscope.report.shares_text import to_json, to_text
 
 _WIDTH = 110
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    tally = Tally(options.rule)
+    tally = SharesSink(options.rule)
     source = fold_all(options.source, tally, patience_s=_PATIENCE_S, refit=options.refit)
     table = tally.table(options.by, source.collector)
     if not table.num_steps:

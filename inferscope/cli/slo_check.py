@@ -20,10 +20,10 @@ from inferscope.errors import BadInput, NotFound
 from inferscope.foreign import one_line
 from inferscope.json_document import Document, json_line
 from inferscope.slo.judge import Judge
-from inferscope.slo.meaning import objective_lines, outcome_line
+from inferscope.slo.objective_text import objective_lines, outcome_line
 from inferscope.slo.objectives import Objective, Objectives, read_objectives
 from inferscope.slo.rules import check_rules
-from inferscope.slo.tally import Count, Counting
+from inferscope.slo.tally import ObjectiveCount, ObjectiveCounter
 
 _PATIENCE_S = 300.0
 
@@ -35,7 +35,7 @@ class CheckedEngine(msgspec.Struct, frozen=True):
     """Name of the engine."""
     model: str
     """Served name of its model."""
-    counts: tuple[Count, ...]
+    counts: tuple[ObjectiveCount, ...]
     """Counts by objective, in the order of the file."""
     is_synthetic: bool
     """Whether the records are marked as synthetic."""
@@ -86,10 +86,10 @@ def _judged(target: str, objectives: Objectives) -> list[CheckedEngine]:
     Raises:
         NotFound: no engine is in it.
     """
-    counting: dict[str, Counting] = {}
+    counting: dict[str, ObjectiveCounter] = {}
 
     def judge_of(engine_id: str) -> Judge:
-        counting[engine_id] = Counting(_spend_nothing)
+        counting[engine_id] = ObjectiveCounter(_spend_nothing)
         return Judge(objectives, counting[engine_id])
 
     judging = Judging(judge_of)

@@ -24,8 +24,8 @@ from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
 from inferscope.foreign import one_line
 from inferscope.probe.ids import digits
-from inferscope.report.find import Life, matching
-from inferscope.report.place import Place
+from inferscope.report.request_index import RequestRef, matching
+from inferscope.report.request_source import RequestSource
 from inferscope.report.text import to_json, to_text
 from inferscope.report.why import why
 from inferscope.ring.discovery import EngineRings, find_engines, names_of, search_directories
@@ -104,7 +104,7 @@ def _objectives(options: argparse.Namespace) -> tuple[Objective, ...]:
     return tuple(Objective(metric, limit_ns) for metric, limit_ns in asked if limit_ns is not None)
 
 
-def place_of(target: str | None) -> Place:
+def place_of(target: str | None) -> RequestSource:
     """Return where to look.
 
     Raises:
@@ -115,24 +115,24 @@ def place_of(target: str | None) -> Place:
         engines = find_engines()
         if not engines:
             refuse_if_closed(None)
-        return Place(f"the rings under {names_of(search_directories())}", engines=engines)
+        return RequestSource(f"the rings under {names_of(search_directories())}", engines=engines)
     path = path_of(target)
     if path is None:
         engine = engine_of(target)
-        return Place(f"the rings of {engine.engine_id}", engines=[engine])
+        return RequestSource(f"the rings of {engine.engine_id}", engines=[engine])
     open_source(path).close()  # says what is wrong with it
     if path.is_dir():
-        return Place(f"the rings under {path}", engines=find_engines(path))
+        return RequestSource(f"the rings under {path}", engines=find_engines(path))
     if path.suffix != ".ring":
-        return Place(str(path), recording=path)
+        return RequestSource(str(path), recording=path)
     one = [
         EngineRings(engine.engine_id, tuple(ring for ring in engine.rings if ring.path == path))
         for engine in find_engines(path.parent)
     ]
-    return Place(str(path), engines=one)
+    return RequestSource(str(path), engines=one)
 
 
-def _chosen(lives: list[Life], options: argparse.Namespace, where: str) -> Life:
+def _chosen(lives: list[RequestRef], options: argparse.Namespace, where: str) -> RequestRef:
     """Return the one that is meant.
 
     Raises:
@@ -167,7 +167,7 @@ def _chosen(lives: list[Life], options: argparse.Namespace, where: str) -> Life:
     )
 
 
-def _line(life: Life) -> str:
+def _line(life: RequestRef) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(life.first_real_ns // 1_000_000_000))
     names = plain(life.request_id if life.external_id is None else life.external_id)
     if life.external_id is not None:

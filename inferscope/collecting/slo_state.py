@@ -20,9 +20,9 @@ from inferscope.private import open_own, replace_own
 from inferscope.probe.clock import Clock
 from inferscope.ring.discovery import boot_id
 from inferscope.slo.budget import Budget
-from inferscope.slo.judge import InHand, Judge
+from inferscope.slo.judge import Judge, PendingVerdict
 from inferscope.slo.objectives import Objective, Objectives
-from inferscope.slo.tally import Count, Counting
+from inferscope.slo.tally import ObjectiveCount, ObjectiveCounter
 
 CATCH_UP_NS = 300_000_000_000
 """Longest time without a collector, in nanoseconds, that is judged afterwards: 5 min."""
@@ -37,7 +37,7 @@ _MOST_ENGINES_BYTES = 64 << 20
 
 class _EngineState(msgspec.Struct):
     through_ns: int
-    in_hand: dict[str, InHand] = {}
+    in_hand: dict[str, PendingVerdict] = {}
 
 
 class _BudgetState(msgspec.Struct):
@@ -91,7 +91,7 @@ class SloTracker:
         self._path = path
         self._clock = clock
         self._say = say
-        self._judges: dict[str, tuple[Judge, Counting]] = {}
+        self._judges: dict[str, tuple[Judge, ObjectiveCounter]] = {}
         self._budgets: dict[tuple[str, Objective], Budget] = {}
         self._uncounted_ns = 0
         self._has_failed = False
@@ -127,7 +127,7 @@ class SloTracker:
             budget = self._budget(judge.model, objective)
             budget.add(at_ns, good=int(is_good), bad=int(not is_good))
 
-        counting = Counting(spend)
+        counting = ObjectiveCounter(spend)
         judge = Judge(self._objectives, counting, counts_from_ns=counts_from_ns)
         if counts_from_ns and self._before is not None and engine_id in self._before.engines:
             judge.in_hand = self._before.engines[engine_id].in_hand
@@ -138,7 +138,7 @@ class SloTracker:
         """Remove an engine; its model's budgets stay."""
         self._judges.pop(engine_id, None)
 
-    def counts(self, engine_id: str, model: str) -> tuple[Count, ...]:
+    def counts(self, engine_id: str, model: str) -> tuple[ObjectiveCount, ...]:
         """Return one engine's counts for all current objectives of its model."""
         return self._judges[engine_id][1].of(self._objectives.of_model(model))
 

@@ -15,7 +15,7 @@ from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 from inferscope.collector.finals import DeviceTime
 from inferscope.json_document import Document, json_line
 from inferscope.slo.objectives import Objective
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ class EngineView:
     """Counters of the devices."""
     is_counted: bool = True
     """Whether FLOPs and bytes are known from the model's shape; if not, steps have time only."""
-    objectives: tuple[Count, ...] = ()
+    objectives: tuple[ObjectiveCount, ...] = ()
     """Good and bad requests by objective, since a collector counts them; empty elsewhere."""
     has_scheduler: bool = True
     """Whether the scheduler is on this host; if not, queues and requests are not known."""

@@ -17,7 +17,7 @@ from inferscope.foreign import without_secrets
 from inferscope.records import CounterSample
 
 if TYPE_CHECKING:
-    from inferscope.metrics_page.fetch import Page
+    from inferscope.metrics_page.fetch import MetricsPage
 
 DEFAULT_URL = "http://127.0.0.1:9400/metrics"
 _SLOWEST_NS = 1_000_000_000
@@ -148,7 +148,7 @@ class DcgmSource:
             ) from None
 
 
-def read_page(page: Page) -> dict[str, tuple[str, dict[str, float]]]:
+def read_page(page: MetricsPage) -> dict[str, tuple[str, dict[str, float]]]:
     """Return the name and values of each whole device by UUID; unknown rows are ignored."""
     rows: dict[str, tuple[str, dict[str, float]]] = {}
     for found in page.samples:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from inferscope.findings.cause_advice import advice_for
 from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.formatting import duration, percent
 from inferscope.findings.requests import E2E_TAIL, TPOT_LIMIT_NS, TTFT_LIMIT_NS
-from inferscope.findings.rows import row_of
+from inferscope.findings.run_summary import RunSummary
 from inferscope.findings.slow_steps import reason
 from inferscope.findings.tail import Tail
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent
 
 _TTFT_FELT_NS, _TBT_FELT_NS = 500_000_000, 100_000_000
 """Less is not called bad, however much of it is waiting."""
@@ -29,7 +29,7 @@ _TIMES_USUAL = 5.0
 _TTFT_TAIL, _TBT_TAIL = 0.05, 0.01
 
 
-class _Bad(NamedTuple):
+class _MissedMetric(NamedTuple):
     """A metric that is bad, and whose ledgers say why."""
 
     metric: str
@@ -44,7 +44,7 @@ class _Bad(NamedTuple):
 
 
 def bad_latency(
-    run: Run, found: Collection[Finding], judged: Mapping[str, bool]
+    run: RunSummary, found: Collection[Finding], judged: Mapping[str, bool]
 ) -> Iterator[Finding]:
     """Yield a finding for each bad metric whose largest ledger row no other finding names.
 
@@ -62,7 +62,7 @@ def bad_latency(
             yield _finding(run, bad, cause)
 
 
-def _ttft(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
+def _ttft(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
     requests = run.requests
     p95_ns = requests.ttft.quantile_ns(0.95)
     if p95_ns is None:
@@ -80,11 +80,13 @@ def _ttft(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
         limit = "its objective is missed"
     tail = requests.slow_first
     return (
-        _Bad("ttft", "TTFT", "p95", p95_ns, limit, _TTFT_TAIL, tail, "TTFT", 0) if missed else None
+        _MissedMetric("ttft", "TTFT", "p95", p95_ns, limit, _TTFT_TAIL, tail, "TTFT", 0)
+        if missed
+        else None
     )
 
 
-def _tbt(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
+def _tbt(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
     requests = run.requests
     p99_ns, p50_ns = requests.tbt.quantile_ns(0.99), requests.tbt.quantile_ns(0.50)
     if p99_ns is None or p50_ns is None:
@@ -99,11 +101,13 @@ def _tbt(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
         limit = "its objective is missed"
     tail, num = requests.slow_later, requests.num_tokens_after
     return (
-        _Bad("tbt", "TBT", "p99", p99_ns, limit, _TBT_TAIL, tail, "TPOT", num) if missed else None
+        _MissedMetric("tbt", "TBT", "p99", p99_ns, limit, _TBT_TAIL, tail, "TPOT", num)
+        if missed
+        else None
     )
 
 
-def _e2e(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
+def _e2e(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
     """Judge answers that were not streamed, and any under an objective on E2E."""
     requests = run.requests
     missed = judged.get("e2e")
@@ -111,16 +115,18 @@ def _e2e(run: Run, judged: Mapping[str, bool]) -> _Bad | None:
     if missed:
         p95_ns = requests.e2e.quantile_ns(0.95) or 0.0
         limit = "its objective is missed"
-        return _Bad("e2e", "E2E", "p95", p95_ns, limit, E2E_TAIL, requests.slow_life, "E2E", 0)
+        return _MissedMetric(
+            "e2e", "E2E", "p95", p95_ns, limit, E2E_TAIL, requests.slow_life, "E2E", 0
+        )
     if missed is not None or not tail.num or requests.num_slow_whole <= E2E_TAIL * tail.num:
         return None
     p95_ns = requests.whole.quantile_ns(0.95) or 0.0
     limit = f"bad beyond {duration(TTFT_LIMIT_NS)} and {duration(TPOT_LIMIT_NS)} for each token"
-    return _Bad("e2e", "E2E", "p95", p95_ns, limit, E2E_TAIL, tail, "E2E", 0)
+    return _MissedMetric("e2e", "E2E", "p95", p95_ns, limit, E2E_TAIL, tail, "E2E", 0)
 
 
-def _finding(run: Run, bad: _Bad, cause: str) -> Finding:
-    tail, row = bad.tail, row_of(cause)
+def _finding(run: RunSummary, bad: _MissedMetric, cause: str) -> Finding:
+    tail, row = bad.tail, advice_for(cause)
     whole_ns, row_ns = tail.whole_ns.total(), tail.whole_ns[cause]
     num, rows = tail.slowest(bad.tail_share)
     slow_ns = rows[cause] / num
@@ -140,7 +146,7 @@ def _finding(run: Run, bad: _Bad, cause: str) -> Finding:
     (worst, worst_ns), *_ = rows.most_common(1) or [(cause, 0)]
     if worst != cause:
         sentences.append(
-            f"In the slowest ones `{worst}` ({row_of(worst).meaning}) is larger: "
+            f"In the slowest ones `{worst}` ({advice_for(worst).meaning}) is larger: "
             f"{percent(worst_ns / rows.total())}."
         )
         evidence.append(Number("largest_row_of_tail", worst, "modelled"))

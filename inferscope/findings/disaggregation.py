@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from inferscope.findings.durations import Durations
-from inferscope.findings.watch import Run
+from inferscope.findings.run_summary import RunSummary
 
 _PERCENTILES = (0.50, 0.95, 0.99)
 
@@ -45,7 +45,7 @@ class Disaggregation(msgspec.Struct, frozen=True):
     """Method of the values without interference."""
 
 
-def disaggregation(run: Run) -> Disaggregation | None:
+def disaggregation(run: RunSummary) -> Disaggregation | None:
     """Return what disaggregation would change; None where no answer had several tokens."""
     requests = run.requests
     ttft, tbt = _of(requests.ttft), _of(requests.tbt)

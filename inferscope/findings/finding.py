@@ -42,7 +42,7 @@ class Counterfactual(msgspec.Struct, frozen=True):
     """modelled, or measured where it rests on measured times."""
 
 
-class Missed(msgspec.Struct, frozen=True):
+class ObjectiveMiss(msgspec.Struct, frozen=True):
     """One objective that a run missed, counted from its first request to its last."""
 
     slo: str
@@ -75,7 +75,7 @@ class Finding(msgspec.Struct, frozen=True):
     evidence: tuple[Number, ...]
     advice: str = msgspec.field(name="try")
     counterfactual: Counterfactual | None = None
-    objective: Missed | None = None
+    objective: ObjectiveMiss | None = None
     """That was missed; None of a mistake."""
     causes: tuple[str, ...] = ()
     """Ledger rows that the finding names."""

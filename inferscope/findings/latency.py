@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.formatting import duration, percent, times
 from inferscope.findings.requests import QUEUED
-from inferscope.findings.steps import Steps
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent, times
+from inferscope.findings.run_summary import RunSummary
+from inferscope.findings.steps import StepStats
 
 _COMPUTING = frozenset(
     {
@@ -50,13 +50,13 @@ _ROOM = 0.9
 """Of the KV blocks in use, up to which more requests fit."""
 
 
-def late_first_tokens(run: Run) -> Finding | None:
+def late_first_tokens(run: RunSummary) -> Finding | None:
     """Tell that the first token is late and those after it are not: TBT was not the problem."""
     before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
     return _one_sided(run, before, after, is_first=True)
 
 
-def late_later_tokens(run: Run) -> Finding | None:
+def late_later_tokens(run: RunSummary) -> Finding | None:
     """Tell that the tokens after the first are late and it is not: TTFT was not the problem."""
     before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
     return _one_sided(run, after, before, is_first=False)
@@ -67,7 +67,7 @@ def _waiting(by_cause: Counter[str]) -> Counter[str]:
 
 
 def _one_sided(
-    run: Run, waits: Counter[str], others: Counter[str], *, is_first: bool
+    run: RunSummary, waits: Counter[str], others: Counter[str], *, is_first: bool
 ) -> Finding | None:
     requests = run.requests
     sides = (requests.before_ns, requests.after_ns)
@@ -153,7 +153,7 @@ def _share(by_cause: Counter[str]) -> float:
     return _waiting(by_cause).total() / by_cause.total()
 
 
-def starved_decodes(run: Run) -> Finding | None:
+def starved_decodes(run: RunSummary) -> Finding | None:
     """Tell that others' prompts hold up the tokens of those who decode."""
     requests, steps = run.requests, run.steps
     whole_ns = requests.after_ns.total()
@@ -196,7 +196,7 @@ def starved_decodes(run: Run) -> Finding | None:
     )
 
 
-def small_batch_with_queue(run: Run) -> Finding | None:
+def small_batch_with_queue(run: RunSummary) -> Finding | None:
     """Tell that requests queue for slots while a larger batch would cost little."""
     requests, steps, plans = run.requests, run.steps, run.plans
     queued = requests.share_of_life("queue")
@@ -231,7 +231,7 @@ def small_batch_with_queue(run: Run) -> Finding | None:
     )
 
 
-def large_batch_for_nothing(run: Run) -> Finding | None:
+def large_batch_for_nothing(run: RunSummary) -> Finding | None:
     """Tell that decodes wait for each other in a batch that half as large would do as much."""
     requests, steps = run.requests, run.steps
     whole_ns, waited_ns = requests.after_ns.total(), requests.after_ns["decode_co_batched"]
@@ -278,7 +278,7 @@ def large_batch_for_nothing(run: Run) -> Finding | None:
     )
 
 
-def _half_batch_ratio(steps: Steps) -> float:
+def _half_batch_ratio(steps: StepStats) -> float:
     """Return the time of half the decodes over that of all, on a line through one and all."""
     batch = steps.decodes_modelled / steps.num_modelled
     alone_ns = steps.decode_alone_ns / steps.decodes_modelled
@@ -287,7 +287,7 @@ def _half_batch_ratio(steps: Steps) -> float:
     return (alone_ns + each_ns * (batch / 2 - 1)) / together_ns
 
 
-def _unqueued(run: Run) -> Counterfactual | None:
+def _unqueued(run: RunSummary) -> Counterfactual | None:
     actual_ns = run.requests.e2e.quantile_ns(0.95)
     without_ns = run.requests.e2e_unqueued.quantile_ns(0.95)
     if actual_ns is None or without_ns is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
+from inferscope.findings.formatting import duration, percent
 from inferscope.findings.requests import LOST_TO_PREEMPTION, QUEUED
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent
+from inferscope.findings.run_summary import RunSummary
 
 _PREEMPTED = 0.02
 """Of all answers' time, evicted or computed again: work that is thrown away has no good share."""
@@ -18,7 +18,7 @@ _HIT = 0.25
 _MATTERS = 0.01
 
 
-def short_of_kv(run: Run) -> Finding | None:
+def short_of_kv(run: RunSummary) -> Finding | None:
     """Tell that the KV cache is too small: requests are evicted, or wait for blocks."""
     requests, plans = run.requests, run.plans
     lost = requests.share_of_life(*LOST_TO_PREEMPTION)
@@ -80,7 +80,7 @@ def short_of_kv(run: Run) -> Finding | None:
     )
 
 
-def unused_prefixes(run: Run) -> Finding | None:
+def unused_prefixes(run: RunSummary) -> Finding | None:
     """Tell that prompts begin alike and are computed again all the same."""
     requests, prefixes = run.requests, run.prefixes
     if not prefixes.num or not requests.prompt_tokens:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent, times
+from inferscope.findings.formatting import duration, percent, times
+from inferscope.findings.run_summary import RunSummary
 
 _HOST_BOUND = 0.2
 """Of the time between tokens. An engine that schedules ahead of its device stays below 5 %."""
@@ -18,7 +18,7 @@ _COSTS_MORE = 1.05
 """Time of a token with speculation over without: a model that is 5 % off must not decide it."""
 
 
-def host_bound_decode(run: Run) -> Finding | None:
+def host_bound_decode(run: RunSummary) -> Finding | None:
     """Tell that the device waits for the host between decode steps."""
     requests = run.requests
     whole_ns, gap_ns = requests.after_ns.total(), requests.after_ns["cpu_gap"]
@@ -55,7 +55,7 @@ def host_bound_decode(run: Run) -> Finding | None:
     )
 
 
-def cold_starts(run: Run) -> Finding | None:
+def cold_starts(run: RunSummary) -> Finding | None:
     """Tell that requests paid for first uses of shapes, captures and compilation."""
     requests = run.requests
     lost = requests.share_of_life("cold_start")
@@ -98,7 +98,7 @@ def cold_starts(run: Run) -> Finding | None:
     )
 
 
-def mostly_reasoning(run: Run) -> Finding | None:
+def mostly_reasoning(run: RunSummary) -> Finding | None:
     """Tell that most tokens are reasoning; silent where the engine does not tell them apart."""
     requests = run.requests
     reasoned, whole = requests.reasoning_tokens, requests.output_tokens_of_reasoners
@@ -138,7 +138,7 @@ def mostly_reasoning(run: Run) -> Finding | None:
     )
 
 
-def costly_speculation(run: Run) -> Finding | None:
+def costly_speculation(run: RunSummary) -> Finding | None:
     """Tell that verifying drafts takes longer than decoding what is accepted of them."""
     requests, drafts = run.requests, run.steps.speculation
     ratio = drafts.cost_ratio

@@ -10,7 +10,7 @@ _MOST_PREFIXES = 16_384
 """Beginnings that are remembered, the latest seen."""
 
 
-class Plans:
+class PlanStats:
     """What one engine's scheduler decided.
 
     Attributes:
@@ -49,7 +49,7 @@ class Plans:
         return self.num_with_queue / self.num if self.num else 0.0
 
 
-class Prefixes:
+class PrefixStats:
     """How much of the prompts began like an earlier one, by digests of their beginnings.
 
     Attributes:

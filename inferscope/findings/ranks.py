@@ -6,15 +6,15 @@ from collections import defaultdict
 from statistics import median
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent
+from inferscope.findings.formatting import duration, percent
+from inferscope.findings.run_summary import RunSummary
 
 _SLOWER = 1.1
 """Than the median of the others; ranks of one kind differ by a few percent."""
 _FEWEST_STEPS = 20
 
 
-def slow_rank(run: Run) -> Finding | None:
+def slow_rank(run: RunSummary) -> Finding | None:
     """Name the rank that takes longest over the same steps, if it stands out.
 
     Silent where ranks wait for each other inside what they measure: then all take as long as the

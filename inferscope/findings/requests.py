@@ -27,7 +27,7 @@ TTFT_LIMIT_NS, TPOT_LIMIT_NS = 2_000_000_000, 200_000_000
 E2E_TAIL = 0.05
 
 
-class Requests:
+class RequestStats:
     """The finished requests of one engine.
 
     Attributes:

@@ -23,13 +23,13 @@ from inferscope.findings.overhead import (
     host_bound_decode,
     mostly_reasoning,
 )
-from inferscope.findings.promised import Outcome, Promised
 from inferscope.findings.ranks import slow_rank
+from inferscope.findings.run_summary import RunSummarizer, RunSummary
+from inferscope.findings.slo_findings import SloFindings, SloOutcome
 from inferscope.findings.slow_steps import slow_steps
-from inferscope.findings.watch import Run, Watch
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 
-Rule = Callable[[Run], "Finding | None"]
+Rule = Callable[[RunSummary], "Finding | None"]
 
 RULES: tuple[Rule, ...] = (
     late_first_tokens,
@@ -66,16 +66,18 @@ class EngineFindings(msgspec.Struct, frozen=True):
     """None likewise, and where no answer had several tokens."""
     is_synthetic: bool = False
     """The records say that they are made up."""
-    objectives: tuple[Count, ...] | None = None
+    objectives: tuple[ObjectiveCount, ...] | None = None
     """How the objectives of its model were kept; None where nobody asked."""
 
 
-def findings(watch: Watch, promised: Promised | None = None) -> tuple[EngineFindings, ...]:
+def findings(
+    watch: RunSummarizer, promised: SloFindings | None = None
+) -> tuple[EngineFindings, ...]:
     """Judge each engine's run, also by what is promised of it."""
     return tuple(_of(run, promised) for run in watch.runs.values())
 
 
-def _of(run: Run, promised: Promised | None) -> EngineFindings:
+def _of(run: RunSummary, promised: SloFindings | None) -> EngineFindings:
     outcome = None if promised is None else promised.outcome(run.engine_id)
     found: tuple[Finding, ...] | None = None
     if run.requests.num >= FEWEST_REQUESTS:
@@ -93,7 +95,7 @@ def _of(run: Run, promised: Promised | None) -> EngineFindings:
     )
 
 
-def findings_of(run: Run, outcome: Outcome | None = None) -> tuple[Finding, ...]:
+def findings_of(run: RunSummary, outcome: SloOutcome | None = None) -> tuple[Finding, ...]:
     """Return what a run shows, however few its requests: missed objectives, then mistakes."""
     found = [finding for rule in RULES if (finding := rule(run)) is not None]
     missed = () if outcome is None else outcome.missed

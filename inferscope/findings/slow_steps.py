@@ -23,10 +23,10 @@ from typing import Literal
 import msgspec
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
-from inferscope.findings.slowness import Bucket, Kind, OfKind, Slowness
+from inferscope.findings.formatting import duration, percent
+from inferscope.findings.run_summary import RunSummary
+from inferscope.findings.slowness import KindStats, Slowness, SlownessBucket, StepKind
 from inferscope.findings.tail import Tail
-from inferscope.findings.watch import Run
-from inferscope.findings.words import duration, percent
 
 Why = Literal[
     "co_tenant", "own_threads", "throttling", "cold_shapes", "model_misfit", "unexplained"
@@ -103,7 +103,7 @@ class Reason(msgspec.Struct, frozen=True):
         return _ADVICE[self.why]
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _ExcessPart(msgspec.Struct, frozen=True):
     """The part of the excess that one alternative's evidence covers."""
 
     share: float
@@ -112,10 +112,10 @@ class _Part(msgspec.Struct, frozen=True):
     """False where the evidence alone does not rule the other alternatives out."""
 
 
-_NONE = _Part(0.0, "")
+_NONE = _ExcessPart(0.0, "")
 
 
-def slow_steps(run: Run) -> Finding | None:
+def slow_steps(run: RunSummary) -> Finding | None:
     """Report that steps are slower than their model, and why."""
     requests = run.requests
     sides = (requests.before_ns, requests.after_ns)
@@ -191,7 +191,7 @@ def reason(slowness: Slowness) -> Reason | None:
     excess_ns = sum(of.excess_ns for of in kinds.values())
     if not excess_ns:
         return None
-    parts: dict[Why, _Part] = {
+    parts: dict[Why, _ExcessPart] = {
         "co_tenant": _co_tenant(slowness, excess_ns),
         "own_threads": _own_threads(slowness, excess_ns),
         "throttling": _throttling(slowness, excess_ns),
@@ -225,7 +225,7 @@ def reason(slowness: Slowness) -> Reason | None:
     return Reason(why, confidence, said, tuple(evidence))
 
 
-def _largest(kind: Kind, of_kind: OfKind, excess_ns: int) -> str:
+def _largest(kind: StepKind, of_kind: KindStats, excess_ns: int) -> str:
     rate = of_kind.excess_ns / max(1, of_kind.explained_ns)
     by_size = of_kind.by_size
     digits = max(by_size, key=lambda each: by_size[each].excess_ns)
@@ -297,34 +297,34 @@ def _others(amounts: dict[str, float]) -> float:
     return max(0.0, amounts["host"] - amounts["cpu"]) / amounts["told"]
 
 
-def _are_cpus_shared(bucket: Bucket, slowness: Slowness) -> bool:
+def _are_cpus_shared(bucket: SlownessBucket, slowness: Slowness) -> bool:
     """Return whether others use the host's CPUs in this time."""
     others, told = bucket.of("host") - bucket.of("cpu"), bucket.of("told")
     return told > 0 and others > _USED * max(1, slowness.num_cpus) * told
 
 
-def _is_device_shared(bucket: Bucket) -> bool:
+def _is_device_shared(bucket: SlownessBucket) -> bool:
     """Return whether others use the device in this time."""
     return bucket.of("foreign") > _FOREIGN * bucket.of("watched") > 0
 
 
-def _is_shared(bucket: Bucket, slowness: Slowness) -> bool:
+def _is_shared(bucket: SlownessBucket, slowness: Slowness) -> bool:
     return _are_cpus_shared(bucket, slowness) or _is_device_shared(bucket)
 
 
-def _stolen_ns(bucket: Bucket) -> float:
+def _stolen_ns(bucket: SlownessBucket) -> float:
     return bucket.of("wait") + bucket.of("steal")
 
 
-def _waits(bucket: Bucket) -> bool:
+def _waits(bucket: SlownessBucket) -> bool:
     return _stolen_ns(bucket) + bucket.of("quota") > _FREE_OF_WAITS * bucket.excess_ns
 
 
-def _is_throttled(bucket: Bucket) -> bool:
+def _is_throttled(bucket: SlownessBucket) -> bool:
     return bucket.of("throttled") > _THROTTLED * bucket.of("device") > 0
 
 
-def _rate_of(buckets: list[Bucket], slowness: Slowness) -> float | None:
+def _rate_of(buckets: list[SlownessBucket], slowness: Slowness) -> float | None:
     """Return the excess over modelled time in undisturbed time; None of too little of it."""
     explained_ns = sum(bucket.explained_ns for bucket in buckets)
     whole_ns = sum(of.explained_ns for of in slowness.kinds.values())
@@ -333,7 +333,7 @@ def _rate_of(buckets: list[Bucket], slowness: Slowness) -> float | None:
     return sum(bucket.excess_ns for bucket in buckets) / explained_ns
 
 
-def _beyond_ns(buckets: list[Bucket], rate: float) -> float:
+def _beyond_ns(buckets: list[SlownessBucket], rate: float) -> float:
     return sum(max(0.0, bucket.excess_ns - rate * bucket.explained_ns) for bucket in buckets)
 
 
@@ -368,12 +368,12 @@ def _compete(amounts: dict[str, float]) -> bool:
     return amounts["wait"] > 0 and _others(amounts) < _RIVAL * amounts["wait"] / amounts["told"]
 
 
-def _own_threads(slowness: Slowness, excess_ns: int) -> _Part:
+def _own_threads(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     amounts = _totals(slowness)
     if not _compete(amounts):
         return _NONE
     share, own = _covered_ns(slowness, "wait") / excess_ns, amounts["cpu"] / amounts["told"]
-    return _Part(
+    return _ExcessPart(
         share,
         f"{percent(share)} of it is time in which the engine's threads were ready to run and had "
         f"no CPU, while no other process used one: its own threads, which used {own:.2g} CPUs, "
@@ -381,7 +381,7 @@ def _own_threads(slowness: Slowness, excess_ns: int) -> _Part:
     )
 
 
-def _co_tenant(slowness: Slowness, excess_ns: int) -> _Part:
+def _co_tenant(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     buckets = [bucket for bucket in slowness.buckets if bucket.steps]
     usual, amounts = _usual(slowness), _totals(slowness)
     words = ("steal",) if _compete(amounts) else ("wait", "steal")
@@ -390,7 +390,7 @@ def _co_tenant(slowness: Slowness, excess_ns: int) -> _Part:
     slower_ns = 0.0 if usual is None else _beyond_ns(shared, usual)
     if slower_ns > waited_ns:
         share = min(1.0, slower_ns / excess_ns)
-        return _Part(
+        return _ExcessPart(
             share,
             f"{percent(share)} of it is what steps take longer in seconds in which others use the "
             "host's CPUs or the device than in those without.",
@@ -401,17 +401,17 @@ def _co_tenant(slowness: Slowness, excess_ns: int) -> _Part:
     while_ = f"while others used {_others(amounts):.2g} CPUs"
     if amounts["steal"] > amounts["wait"] or len(words) == 1:
         while_ = "most of it because the hypervisor gave the CPU away"
-    return _Part(
+    return _ExcessPart(
         share,
         f"{percent(share)} of it is time in which the engine's threads were ready to run and had "
         f"no CPU, {while_}.",
     )
 
 
-def _throttling(slowness: Slowness, excess_ns: int) -> _Part:
+def _throttling(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     buckets = [bucket for bucket in slowness.buckets if bucket.steps]
     held_ns = sum(min(float(each.excess_ns), each.of("quota")) for each in buckets)
-    of_quota = _Part(
+    of_quota = _ExcessPart(
         held_ns / excess_ns,
         f"{percent(held_ns / excess_ns)} of it is time in which the CPU quota of the engine's "
         "control group held it back.",
@@ -439,7 +439,7 @@ def _throttling(slowness: Slowness, excess_ns: int) -> _Part:
         if rate is None
         else "and steps are as modelled while it does not"
     )
-    return _Part(
+    return _ExcessPart(
         share,
         f"{percent(share)} of it falls into seconds in which the driver holds the device's clocks "
         f"down (`{why}`{hot}), {how}.",
@@ -447,7 +447,7 @@ def _throttling(slowness: Slowness, excess_ns: int) -> _Part:
     )
 
 
-def _cold_shapes(slowness: Slowness, excess_ns: int) -> _Part:
+def _cold_shapes(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     slower_ns, num = 0.0, 0
     for of in slowness.kinds.values():
         if of.later.explained_ns < _FEWEST_LATER * of.explained_ns:
@@ -455,19 +455,19 @@ def _cold_shapes(slowness: Slowness, excess_ns: int) -> _Part:
         slower_ns += max(0.0, of.first.excess_ns - of.later.rate * of.first.explained_ns)
         num += of.first.num
     share = min(1.0, slower_ns / excess_ns)
-    return _Part(
+    return _ExcessPart(
         share,
         f"{percent(share)} of it is in the {num} steps that were the first of their shape, beyond "
         "what later ones of the same kinds take.",
     )
 
 
-def _model_misfit(slowness: Slowness, excess_ns: int) -> _Part:
+def _model_misfit(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     unlearned = slowness.unlearned_ns / excess_ns
     steady = _steady_kind(slowness, excess_ns)
     if unlearned <= steady.share:
         return steady
-    return _Part(
+    return _ExcessPart(
         unlearned,
         f"{percent(unlearned)} of it is in steps that were priced before the model had learned "
         "from this engine.",
@@ -475,7 +475,7 @@ def _model_misfit(slowness: Slowness, excess_ns: int) -> _Part:
     )
 
 
-def _steady_kind(slowness: Slowness, excess_ns: int) -> _Part:
+def _steady_kind(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     """Return the part of one kind of step that is slow throughout, if there is one."""
     is_told = any(bucket.of("told") for bucket in slowness.buckets)
     quiet = [
@@ -487,8 +487,8 @@ def _steady_kind(slowness: Slowness, excess_ns: int) -> _Part:
         # most, as a wrong model does, and without any wait: only an idle host tells them apart.
         and not (_waits(bucket) or _is_throttled(bucket) or _is_shared(bucket, slowness))
     ]
-    excess: dict[Kind, int] = {}
-    explained: dict[Kind, int] = {}
+    excess: dict[StepKind, int] = {}
+    explained: dict[StepKind, int] = {}
     for bucket in quiet:
         for kind, of in bucket.steps.items():
             excess[kind] = excess.get(kind, 0) + of.excess_ns
@@ -515,7 +515,7 @@ def _steady_kind(slowness: Slowness, excess_ns: int) -> _Part:
     # In disturbed seconds the same steps take at least as much beyond the model.
     share = min(of_top.excess_ns, rate * of_top.explained_ns) / excess_ns
     idle = "also while the host is idle" if is_told else "and the host was not observed"
-    return _Part(
+    return _ExcessPart(
         share,
         f"{percent(share)} of it is what {top} take longer in every second ({percent(rate)} more "
         f"than modelled), {idle}; the model does not fit them.",

@@ -1,6 +1,6 @@
 """Sums over steps that took longer than their model, beside what the host and devices counted.
 
-Everything is kept by time (`Bucket`), so that time lost can be held against evidence of the same
+Everything is kept by time (`SlownessBucket`), so that time lost can be held against evidence of the same
 second, and by kind of step (mode, phase and size class). Memory is bounded: when a run outgrows the
 buckets, their width doubles.
 """
@@ -27,7 +27,7 @@ _RING_SILENT_NS = 5_000_000_000
 """After which another ring's samples stand for the host."""
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """Steps that one part of the cost model prices."""
 
     mode: str
@@ -58,7 +58,7 @@ class Excess:
         return self.excess_ns / self.explained_ns if self.explained_ns else 0.0
 
 
-class OfKind:
+class KindStats:
     """All warm steps of one kind.
 
     Attributes:
@@ -93,16 +93,16 @@ class OfKind:
         return 0.0
 
 
-class Bucket:
+class SlownessBucket:
     """One stretch of time: steps by kind, and amounts that samples counted, in nanoseconds."""
 
     __slots__ = ("amounts", "steps")
 
     def __init__(self) -> None:
-        self.steps: dict[Kind, Excess] = {}
+        self.steps: dict[StepKind, Excess] = {}
         self.amounts: dict[str, float] = {}
 
-    def take(self, other: Bucket) -> None:
+    def take(self, other: SlownessBucket) -> None:
         """Add the stretch that follows."""
         for kind, excess in other.steps.items():
             mine = self.steps.setdefault(kind, Excess())
@@ -155,19 +155,19 @@ class Slowness:
     """
 
     def __init__(self) -> None:
-        self.kinds: dict[Kind, OfKind] = {}
+        self.kinds: dict[StepKind, KindStats] = {}
         self.unlearned_ns = 0
         self.num_cpus = 0
         self.hottest_c: float | None = None
         self.width_ns = _WIDTH_NS
-        self._buckets: list[Bucket] = []
+        self._buckets: list[SlownessBucket] = []
         self._origin_ns: int | None = None
         self._shapes: set[tuple[str, str, int]] = set()
         self._host_ring = -1
         self._host_ns = 0
 
     @property
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[SlownessBucket]:
         """Return all stretches of time, `width_ns` each."""
         return self._buckets
 
@@ -186,7 +186,7 @@ class Slowness:
         explained_ns, excess_ns = delay.explained_ns, max(0, delay.excess_ns)
         of_kind = self.kinds.get(kind)
         if of_kind is None:
-            of_kind = self.kinds[kind] = OfKind()
+            of_kind = self.kinds[kind] = KindStats()
         (of_kind.first if is_first else of_kind.later).add(explained_ns, excess_ns)
         ratio, at = excess_ns / max(1, explained_ns), 0
         while at < len(_RESIDUALS) and ratio > _RESIDUALS[at]:
@@ -269,7 +269,7 @@ class Slowness:
                     bucket.amounts[word] = bucket.amounts.get(word, 0.0) + amount * part
             at_ns = until_ns
 
-    def _bucket(self, at_ns: int) -> Bucket:
+    def _bucket(self, at_ns: int) -> SlownessBucket:
         if self._origin_ns is None:
             self._origin_ns = at_ns
         number = max(0, at_ns - self._origin_ns) // self.width_ns
@@ -281,11 +281,11 @@ class Slowness:
             self.width_ns *= 2
             number //= 2
         while len(self._buckets) <= number:
-            self._buckets.append(Bucket())
+            self._buckets.append(SlownessBucket())
         return self._buckets[number]
 
 
-def _kind(step: FinalStep) -> tuple[Kind, int]:
+def _kind(step: FinalStep) -> tuple[StepKind, int]:
     """Return a step's kind, and its tokens."""
     delay = step.delay
     assert delay is not None
@@ -295,4 +295,4 @@ def _kind(step: FinalStep) -> tuple[Kind, int]:
         phase = "verify" if is_verify else "decode"
     else:
         phase = "mixed" if len(delay.own_ns) > num_prefills else "prefill"
-    return Kind(step.mode, phase), int(step.tokens.sum())
+    return StepKind(step.mode, phase), int(step.tokens.sum())

@@ -21,7 +21,7 @@ _MOST_WAITING = 8192
 """Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
 
 
-class RankTime(msgspec.Struct):
+class RankStepTime(msgspec.Struct):
     """The steps of one rank, as it measured them."""
 
     num: int = 0
@@ -33,7 +33,7 @@ class RankTime(msgspec.Struct):
         return self.sum_ns / self.num
 
 
-class Steps:
+class StepStats:
     """The steps of one engine, once each: of several ranks, the first speaks for all.
 
     Attributes:
@@ -59,7 +59,7 @@ class Steps:
         self.num_modelled = self.decodes_modelled = 0
         self.decode_alone_ns = self.decode_together_ns = 0
         self.speculation = Speculation()
-        self.of_rank: dict[tuple[int, int], RankTime] = {}
+        self.of_rank: dict[tuple[int, int], RankStepTime] = {}
         self._last: tuple[int, int] | None = None
         self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
         """By request: when steps ended in which it decoded beside prefills, and its waits there."""
@@ -67,7 +67,7 @@ class Steps:
     def add(self, step: FinalStep) -> bool:
         """Take a step; return whether this is the first of its ranks, which counts for all."""
         if step.request_ids or step.unnamed:
-            of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankTime())
+            of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankStepTime())
             of_rank.num += 1
             of_rank.sum_ns += step.measured_ns
         key = (step.dp_rank, step.step)

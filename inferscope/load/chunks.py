@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from inferscope.load.open_loop import Usage
-from inferscope.load.workload import Ask
+from inferscope.load.open_loop import TokenUsage
+from inferscope.load.workload import PlannedRequest
 
 Endpoint: TypeAlias = Literal["chat", "completions"]
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -41,7 +41,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class Chunk(msgspec.Struct):
+class StreamChunk(msgspec.Struct):
     """One event of a streamed answer."""
 
     choices: list[_Choice] = []
@@ -67,14 +67,14 @@ class Chunk(msgspec.Struct):
         """Whether it says why the answer ends."""
         return any(choice.finish_reason is not None for choice in self.choices)
 
-    def account(self) -> Usage | None:
+    def account(self) -> TokenUsage | None:
         """Return the server's count of tokens up to here, if it gives one."""
         usage = self.usage
         if usage is None:
             return None
         details = usage.prompt_tokens_details
         cached_tokens = None if details is None else details.cached_tokens
-        return Usage(usage.prompt_tokens, usage.completion_tokens, cached_tokens)
+        return TokenUsage(usage.prompt_tokens, usage.completion_tokens, cached_tokens)
 
 
 class _Refusal(msgspec.Struct):
@@ -83,11 +83,11 @@ class _Refusal(msgspec.Struct):
     detail: Any = None  # FastAPI's own
 
 
-_chunk = msgspec.json.Decoder(Chunk)
+_chunk = msgspec.json.Decoder(StreamChunk)
 _refusal = msgspec.json.Decoder(_Refusal)
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> StreamChunk:
     """Decode an event's data.
 
     Raises:
@@ -97,7 +97,7 @@ def read_chunk(data: bytes) -> Chunk:
 
 
 def write_request(
-    ask: Ask,
+    ask: PlannedRequest,
     *,
     model: str,
     endpoint: Endpoint,
@@ -139,7 +139,7 @@ def write_request(
     return msgspec.json.encode(body)
 
 
-def say_error(error: object, *, prompt: str) -> str:
+def describe_error(error: object, *, prompt: str) -> str:
     """Return an error object's own words, short, on one line and without the prompt.
 
     Some servers quote what they refuse; prompts are written nowhere.
@@ -154,10 +154,10 @@ def say_error(error: object, *, prompt: str) -> str:
     return "(it quotes the prompt)" if any(quote in prompt for quote in quotes) else words
 
 
-def say_refusal(body: bytes, *, prompt: str) -> str:
+def describe_refusal(body: bytes, *, prompt: str) -> str:
     """Return the reason given in the body of an HTTP error, if it has one."""
     try:
         refusal = _refusal.decode(body)
     except msgspec.DecodeError:
         return ""
-    return say_error(refusal.error or refusal.message or refusal.detail, prompt=prompt)
+    return describe_error(refusal.error or refusal.message or refusal.detail, prompt=prompt)

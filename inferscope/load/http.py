@@ -17,9 +17,9 @@ import aiohttp
 import msgspec
 
 from inferscope.load import chunks
-from inferscope.load.open_loop import Delivery, Failed, Usage
+from inferscope.load.open_loop import ReceivedTokens, RequestFailed, TokenUsage
 from inferscope.load.sse import EndlessEvent, SseParser
-from inferscope.load.workload import Ask
+from inferscope.load.workload import PlannedRequest
 
 _KEEP_ALIVE_S = 3.0
 """Below the 5 s after which uvicorn closes an idle connection: a request sent into a connection
@@ -84,7 +84,7 @@ class HttpClient:
         self._url = options.url + chunks.PATHS[options.endpoint]
         self._timeout = aiohttp.ClientTimeout(total=options.timeout_s)
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         """Send a request; yield a delivery for each event that brings tokens, and the usage.
 
         Raises:
@@ -112,10 +112,10 @@ class HttpClient:
                 if response.status != 200:
                     said = await response.content.read(_MOST_ERROR_BYTES)
                     detail = chunks.say_refusal(said, prompt=ask.prompt)
-                    raise Failed(f"HTTP {response.status}", detail)
+                    raise RequestFailed(f"HTTP {response.status}", detail)
                 if response.content_type != "text/event-stream":
-                    raise Failed("no stream", response.content_type)
-                answer = _Answer(ask, is_counting=options.is_counting)
+                    raise RequestFailed("no stream", response.content_type)
+                answer = _ResponseReader(ask, is_counting=options.is_counting)
                 async for piece in response.content.iter_any():
                     for delivery in answer.take(piece, time.monotonic_ns()):
                         yield delivery
@@ -129,20 +129,20 @@ class HttpClient:
         try:
             yield
         except asyncio.TimeoutError:
-            raise Failed("timeout", f"after {self._options.timeout_s:g} s") from None
+            raise RequestFailed("timeout", f"after {self._options.timeout_s:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise Failed("cannot connect", error.strerror or type(error).__name__) from None
+            raise RequestFailed("cannot connect", error.strerror or type(error).__name__) from None
         except aiohttp.ClientConnectionError:
-            raise Failed("disconnected", "before the answer") from None
+            raise RequestFailed("disconnected", "before the answer") from None
         except aiohttp.ClientPayloadError:
-            raise Failed("disconnected", "in the middle of the answer") from None
+            raise RequestFailed("disconnected", "in the middle of the answer") from None
         except aiohttp.ClientResponseError:
-            raise Failed("not HTTP", "no status line or headers") from None
+            raise RequestFailed("not HTTP", "no status line or headers") from None
         except (msgspec.DecodeError, EndlessEvent) as error:
-            raise Failed("garbage", type(error).__name__) from None
+            raise RequestFailed("garbage", type(error).__name__) from None
 
 
-def parts_of(ask: Ask, tokens_per_word: float) -> str:
+def parts_of(ask: PlannedRequest, tokens_per_word: float) -> str:
     """Return what is what in a prompt of words, as the header says it."""
     parts, at = [], 0
     for name, num_chars in ask.sections:
@@ -152,10 +152,10 @@ def parts_of(ask: Ask, tokens_per_word: float) -> str:
     return ",".join(parts)
 
 
-class _Answer:
+class _ResponseReader:
     """One streamed answer, as far as it has come."""
 
-    def __init__(self, ask: Ask, *, is_counting: bool) -> None:
+    def __init__(self, ask: PlannedRequest, *, is_counting: bool) -> None:
         self._ask = ask
         self._parser = SseParser()
         self._is_counting = is_counting
@@ -163,7 +163,7 @@ class _Answer:
         self._has_finish = False
         self.is_done = False
 
-    def take(self, piece: bytes, at_ns: int) -> Iterator[Delivery]:
+    def take(self, piece: bytes, at_ns: int) -> Iterator[ReceivedTokens]:
         """Yield the deliveries that the bytes complete.
 
         Raises:
@@ -176,12 +176,12 @@ class _Answer:
             chunk = chunks.read_chunk(data)
             if chunk.error is not None:
                 detail = chunks.say_error(chunk.error, prompt=self._ask.prompt)
-                raise Failed("error in the stream", detail)
+                raise RequestFailed("error in the stream", detail)
             self._has_finish |= chunk.is_last
             usage = chunk.account()
             num_tokens = self._count(chunk, usage)
             if num_tokens or usage:
-                yield Delivery(at_ns, num_tokens, usage)
+                yield ReceivedTokens(at_ns, num_tokens, usage)
 
     def close(self) -> None:
         """Check that the answer ended and was not merely over.
@@ -190,9 +190,9 @@ class _Answer:
             Failed: the stream stopped before the server had said why.
         """
         if not (self.is_done or self._has_finish):
-            raise Failed("cut off", "no finish_reason and no [DONE]")
+            raise RequestFailed("cut off", "no finish_reason and no [DONE]")
 
-    def _count(self, chunk: chunks.Chunk, usage: Usage | None) -> int:
+    def _count(self, chunk: chunks.Chunk, usage: TokenUsage | None) -> int:
         """Return how many tokens a chunk brings: one, unless the server counts along.
 
         Usage alone does not tell: many servers give it once, in the last chunk. One that lets a

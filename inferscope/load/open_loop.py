@@ -17,13 +17,13 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from inferscope.load.workload import Ask
+from inferscope.load.workload import PlannedRequest
 
 Outcome: TypeAlias = Literal["finished", "error", "refused", "abandoned"]
 """`refused` by the generator, which had too many open; `abandoned` when the load was stopped."""
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     """What the server says a request took."""
 
     prompt_tokens: int
@@ -31,15 +31,15 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
+class ReceivedTokens(msgspec.Struct, frozen=True, gc=False):
     """What reached the client at once: tokens, or the server's account of all of them."""
 
     at_ns: int
     num_tokens: int = 0
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """A request failed in a way that has a short name, by which failures are counted."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
@@ -51,7 +51,7 @@ class Failed(Exception):
 class Client(Protocol):
     """What the generator needs of a server."""
 
-    def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         """Send a request; yield each delivery as it arrives, in the order of time.
 
         Raises:
@@ -67,7 +67,7 @@ class ClientTimes:
         sent_ns: also when it was refused instead.
         sent_at_unix_ns: `sent_ns` on the wall clock, to compare with other machines' logs.
         tokens: as counted from the deliveries.
-        repeated_share: see `Ask`.
+        repeated_share: see `PlannedRequest`.
         tbt_ns: between deliveries of tokens.
         error: the failure's kind.
         detail: the failure's own words.
@@ -92,7 +92,7 @@ class ClientTimes:
     error: str = ""
     detail: str = ""
 
-    def take(self, delivery: Delivery) -> None:
+    def take(self, delivery: ReceivedTokens) -> None:
         """Note a delivery."""
         usage = delivery.usage
         if usage is not None:
@@ -126,7 +126,7 @@ class OpenLoop:
     def __init__(
         self,
         client: Client,
-        asks: Iterable[Ask],
+        asks: Iterable[PlannedRequest],
         tell: Callable[[ClientTimes], None],
         *,
         most_open: int | None = None,
@@ -192,7 +192,7 @@ class OpenLoop:
         finally:
             timer.cancel()
 
-    def _send(self, ask: Ask, scheduled_ns: int) -> None:
+    def _send(self, ask: PlannedRequest, scheduled_ns: int) -> None:
         self.num_scheduled += 1
         times = ClientTimes(
             ask.name,
@@ -212,12 +212,12 @@ class OpenLoop:
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(task, times))
 
-    async def _one(self, ask: Ask, times: ClientTimes) -> None:
+    async def _one(self, ask: PlannedRequest, times: ClientTimes) -> None:
         times.sent_ns, times.sent_at_unix_ns = time.monotonic_ns(), time.time_ns()
         try:
             async for delivery in self._client.ask(ask):
                 times.take(delivery)
-        except Failed as error:
+        except RequestFailed as error:
             times.fail("error", error.kind, error.detail)
         except Exception as error:
             times.fail("error", type(error).__name__, str(error))

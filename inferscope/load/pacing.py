@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from inferscope.load.workload import Ask
+from inferscope.load.workload import PlannedRequest
 
 INTERVAL_S = 1.0
 """Time between two calls of `observe`."""
@@ -52,8 +52,8 @@ class Pacing:
 
 
 def from_now_on(
-    asks: Iterable[Ask], *, clock_s: Callable[[], float] = time.monotonic
-) -> Iterator[Ask]:
+    asks: Iterable[PlannedRequest], *, clock_s: Callable[[], float] = time.monotonic
+) -> Iterator[PlannedRequest]:
     """Yield requests whose times go on from now where a pause of the process has made them late.
 
     Without it all requests of a pause (a laptop that slept, a stopped process) would come at once.

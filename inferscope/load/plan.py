@@ -13,8 +13,8 @@ from random import Random
 from typing import TypeAlias
 
 from inferscope.load.lengths import Lengths
-from inferscope.load.words import WordPrompts
-from inferscope.load.workload import Ask, KindPrompts, Sections, draw_kind
+from inferscope.load.prompts import WordPrompts
+from inferscope.load.workload import KindPrompts, PlannedRequest, Sections, draw_kind
 
 Composer: TypeAlias = Callable[[], tuple[str, str, int, Sections]]
 """Returns kind, prompt, most tokens and the prompt's sections of the next request."""
@@ -60,7 +60,7 @@ def plan(
     *,
     run: str = "load",
     is_traced: bool = False,
-) -> Iterator[Ask]:
+) -> Iterator[PlannedRequest]:
     """Yield what will be asked, in the order of time; names begin with the run's."""
     seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
     prefixes = _Prefixes()
@@ -69,7 +69,7 @@ def plan(
         name = f"{run}-{number:06d}"
         traceparent = _traceparent(traces) if is_traced else ""
         sampling_seed = seeds.getrandbits(31)
-        yield Ask(
+        yield PlannedRequest(
             at_s,
             name,
             kind,

@@ -12,7 +12,7 @@ _LOWEST_NS = 1_000
 _PERCENTILES = (0.50, 0.95, 0.99)
 
 
-class Quantiles(msgspec.Struct, frozen=True):
+class LatencyQuantiles(msgspec.Struct, frozen=True):
     """Some percentiles of a duration; None where there was nothing to measure."""
 
     num: int
@@ -27,7 +27,7 @@ class Quantiles(msgspec.Struct, frozen=True):
     """Longest duration."""
 
 
-class Durations:
+class LatencySamples:
     """Durations in logarithmic bins of 1 %.
 
     Percentiles are off by 0.5 % at most; the maximum is exact, and none is above it. What is
@@ -57,10 +57,10 @@ class Durations:
                 break
         return min(math.exp(bin_idx / _BINS_PER_E), float(self.max_ns))
 
-    def quantiles(self) -> Quantiles:
+    def quantiles(self) -> LatencyQuantiles:
         """Return what is printed of them."""
         p50_ns, p95_ns, p99_ns = (
             None if (found_ns := self.at(share)) is None else round(found_ns)
             for share in _PERCENTILES
         )
-        return Quantiles(self.num, p50_ns, p95_ns, p99_ns, self.max_ns if self.num else None)
+        return LatencyQuantiles(self.num, p50_ns, p95_ns, p99_ns, self.max_ns if self.num else None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from inferscope.foreign import one_line
 from inferscope.json_document import Document
-from inferscope.load.quantiles import Quantiles
-from inferscope.load.server import Counted
-from inferscope.load.summary import LATE_P99_MS, Summary, Tally
+from inferscope.load.quantiles import LatencyQuantiles
+from inferscope.load.server import TokenizerRatio
+from inferscope.load.summary import LATE_P99_MS, LoadStats, LoadSummary
 
 _MOST_CELLS = 79
 
@@ -24,15 +24,15 @@ class LoadDocument(Document, frozen=True, kw_only=True):
     """Seed of the load; `--seed` repeats it."""
     run: str
     """Name of the run, the beginning of every request's id."""
-    words: Counted | None
+    words: TokenizerRatio | None
     """Tokens of the words that prompts are made of; None where no length was asked for."""
     interrupted: bool
     """Whether the load was stopped before its end."""
-    summary: Summary
+    summary: LoadSummary
     """Counts, rates and latencies."""
 
 
-def summary_text(summary: Summary) -> str:
+def summary_text(summary: LoadSummary) -> str:
     """Return the summary as lines of text."""
     lines = [
         f"scheduled  {summary.scheduled}   sent {summary.sent}   finished {summary.finished}   "
@@ -66,7 +66,7 @@ def summary_text(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
-def live_line(tally: Tally, *, elapsed_s: float, num_scheduled: int, num_open: int) -> str:
+def live_line(tally: LoadStats, *, elapsed_s: float, num_scheduled: int, num_open: int) -> str:
     """Return one line about a load under way, at most 79 cells wide: the last parts give way."""
     line = f"{elapsed_s:.1f} s"
     for part in (
@@ -87,7 +87,7 @@ def _failure(kind: str, num: int, example: str) -> str:
     return one_line(f"           {num} x {kind}" + (f": {example}" if example else ""))
 
 
-def _tokens(summary: Summary) -> str:
+def _tokens(summary: LoadSummary) -> str:
     prompt, cached = summary.prompt_tokens, summary.cached_tokens
     output = f"{summary.output_tokens} output"
     if summary.is_output_counted:
@@ -97,12 +97,12 @@ def _tokens(summary: Summary) -> str:
     return f"tokens     {'-' if prompt is None else prompt} prompt{found}, {output}"
 
 
-def _row(name: str, quantiles: Quantiles) -> str:
+def _row(name: str, quantiles: LatencyQuantiles) -> str:
     values = (quantiles.p50_ns, quantiles.p95_ns, quantiles.p99_ns, quantiles.max_ns)
     return f"{name:<10}" + "".join(f"{_ms(value):>10}" for value in values)
 
 
-def _lateness(summary: Summary) -> str:
+def _lateness(summary: LoadSummary) -> str:
     late = summary.late
     if late.p99_ns is None:
         return "Nothing was sent."

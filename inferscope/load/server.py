@@ -12,7 +12,7 @@ import msgspec
 
 from inferscope.errors import BadInput, NotFound
 from inferscope.load.chunks import Endpoint
-from inferscope.load.words import WORDS
+from inferscope.load.prompts import WORDS
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
 _COUNTING = ("vllm", "sglang", "inferscope")
@@ -21,7 +21,7 @@ ASSUMED_TOKENS_PER_WORD = 1.0
 
 
 @dataclass(frozen=True)
-class Counted:
+class TokenizerRatio:
     """Number of tokens in the words that prompts are made of."""
 
     tokens_per_word: float
@@ -32,13 +32,13 @@ class Counted:
     """Whether the server's tokenizer was asked; if not, the numbers are assumed."""
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     id: str
     owned_by: str | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[_ListedModel]
 
 
 class _Tokens(msgspec.Struct):
@@ -78,21 +78,21 @@ async def find_model(
     return name, chosen is not None and chosen.owned_by in _COUNTING
 
 
-async def count_words(
+async def measure_tokens_per_word(
     session: aiohttp.ClientSession, url: str, *, model: str, endpoint: Endpoint
-) -> Counted:
+) -> TokenizerRatio:
     """Ask the server's tokenizer about the prompts' words, if it can be asked."""
     text = " ".join(WORDS)
     # One body for all: llama-server reads `content`, the others `prompt`.
     plain = await _count(session, url, {"model": model, "prompt": text, "content": text})
     if not plain:
-        return Counted(ASSUMED_TOKENS_PER_WORD, 0, is_measured=False)
+        return TokenizerRatio(ASSUMED_TOKENS_PER_WORD, 0, is_measured=False)
     in_template = None
     if endpoint == "chat":
         messages = [{"role": "user", "content": text}]
         in_template = await _count(session, url, {"model": model, "messages": messages})
     template_tokens = max(0, in_template - plain) if in_template else 0
-    return Counted(plain / len(WORDS), template_tokens, is_measured=True)
+    return TokenizerRatio(plain / len(WORDS), template_tokens, is_measured=True)
 
 
 async def _count(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> int | None:

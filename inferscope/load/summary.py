@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 
 from inferscope.load.open_loop import ClientTimes
-from inferscope.load.quantiles import Durations, Quantiles
+from inferscope.load.quantiles import LatencyQuantiles, LatencySamples
 
 LATE_P99_MS = 5.0
 """Beyond this the generator's clock is no longer that of the requests it was asked to make."""
@@ -20,7 +20,7 @@ SEEN_BEFORE_SHARE = 0.5
 _MOST_REPEATED_SHARE = 0.5
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a load."""
 
     scheduled: int
@@ -58,19 +58,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens per second of the span."""
     is_output_counted: bool
     """Whether events were counted because a usage was missing."""
-    ttft: Quantiles
+    ttft: LatencyQuantiles
     """Time from sending to the first token."""
-    tbt: Quantiles
+    tbt: LatencyQuantiles
     """Gaps between tokens."""
-    e2e: Quantiles
+    e2e: LatencyQuantiles
     """Time from sending to the last token."""
-    late: Quantiles
+    late: LatencyQuantiles
     """Time from the scheduled moment to sending, over all requests."""
     fell_behind: bool
     """Whether the p99 of `late` exceeds 5 ms: the load was not quite the one asked for."""
 
 
-class Tally:
+class LoadStats:
     """Adds requests up as they end.
 
     Attributes:
@@ -82,8 +82,8 @@ class Tally:
     def __init__(self) -> None:
         """Begin with none."""
         self.num_finished = 0
-        self.ttft, self.late = Durations(), Durations()
-        self._tbt, self._e2e = Durations(), Durations()
+        self.ttft, self.late = LatencySamples(), LatencySamples()
+        self._tbt, self._e2e = LatencySamples(), LatencySamples()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._refused = self._abandoned = 0
@@ -138,12 +138,12 @@ class Tally:
             self._new_tokens += prompt * (1 - repeated_share)
             self._known_tokens += cached - prompt * repeated_share
 
-    def summary(self) -> Summary:
+    def summary(self) -> LoadSummary:
         """Return what it came to."""
         span_ns = max(0, self._last_ns - (self._first_ns or self._last_ns))
         late = self.late.quantiles()
         seen_before = _share(max(0.0, self._known_tokens), self._new_tokens)
-        return Summary(
+        return LoadSummary(
             scheduled=self.late.num,
             sent=self.late.num - self._refused,
             finished=self.num_finished,

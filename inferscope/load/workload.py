@@ -24,7 +24,7 @@ Sections: TypeAlias = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Ask:
+class PlannedRequest:
     """One request to make.
 
     Attributes:
@@ -129,7 +129,7 @@ class Workload:
         self._pace = pace
         self._prompts = KindPrompts(self._random, scale=scale)
 
-    def asks(self) -> Iterator[Ask]:
+    def asks(self) -> Iterator[PlannedRequest]:
         """Yield asks for ever, in the order of their time."""
         at_s = before_s = 0.0
         for number, (planned_s, kind, is_burst) in enumerate(self._arrivals()):
@@ -140,7 +140,7 @@ class Workload:
                 max_tokens = self._random.randint(110, 180)
             seed = self._random.getrandbits(31)
             name = f"{kind}-{number:04x}"
-            yield Ask(at_s, name, kind, prompt, max_tokens, seed, sections=sections)
+            yield PlannedRequest(at_s, name, kind, prompt, max_tokens, seed, sections=sections)
 
     def _arrivals(self) -> Iterator[tuple[float, str, bool]]:
         """Yield times, kinds, and whether it is a burst's; bursts are part of the mean rate."""

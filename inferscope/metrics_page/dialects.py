@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from inferscope.errors import NotFound
 from inferscope.foreign import printable
-from inferscope.metrics_page.fetch import Page
+from inferscope.metrics_page.fetch import MetricsPage
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ DIALECTS = (_VLLM, _SGLANG, _TGI, _LLAMA_SERVER, _SERVE, _COLLECT)
 """The first whose prefix fits counts: `serve`'s begins with `collect`'s."""
 
 
-def dialect_of(page: Page) -> Dialect:
+def dialect_of(page: MetricsPage) -> Dialect:
     """Return the dialect that a page is written in.
 
     Raises:

@@ -36,7 +36,7 @@ _LONGEST_LINE = 16 << 10
 _PATH = "/metrics"
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class PageSample(msgspec.Struct, frozen=True, gc=False):
     """One number of a page."""
 
     name: str
@@ -44,7 +44,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     number: float
 
 
-class Page(msgspec.Struct, frozen=True):
+class MetricsPage(msgspec.Struct, frozen=True):
     """A page as it was at one time."""
 
     url: str
@@ -52,7 +52,7 @@ class Page(msgspec.Struct, frozen=True):
     read_ns: int
     """By the monotonic clock, halfway between question and answer."""
     real_ns: int
-    samples: tuple[Sample, ...]
+    samples: tuple[PageSample, ...]
 
 
 def page_url(target: str) -> str:
@@ -75,7 +75,7 @@ def page_url(target: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
-def fetch(url: str, *, timeout_s: float = TIMEOUT_S) -> Page:
+def fetch(url: str, *, timeout_s: float = TIMEOUT_S) -> MetricsPage:
     """Read a page.
 
     Raises:
@@ -85,10 +85,10 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S) -> Page:
     shown = printable(without_secrets(url))
     content = _get(url, shown, timeout_s)
     read_ns = (asked_ns + time.monotonic_ns()) // 2
-    return Page(shown, read_ns, time.time_ns(), _samples(shown, content))
+    return MetricsPage(shown, read_ns, time.time_ns(), _samples(shown, content))
 
 
-class _Until:
+class _DeadlineConnection:
     """A socket as `http.client` uses one, with one deadline for all that is received."""
 
     def __init__(self, connection: socket.socket, deadline_s: float) -> None:
@@ -120,7 +120,7 @@ def _connected(parts: SplitResult, deadline_s: float) -> http.client.HTTPConnect
     else:
         connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
     connection.connect()
-    connection.sock = _Until(connection.sock, deadline_s)
+    connection.sock = _DeadlineConnection(connection.sock, deadline_s)
     return connection
 
 
@@ -164,11 +164,11 @@ def _refusal(status: int) -> str:
     )
 
 
-def _samples(shown: str, content: bytes) -> tuple[Sample, ...]:
+def _samples(shown: str, content: bytes) -> tuple[PageSample, ...]:
     try:
         lines = _lines(shown, content.decode(), time.monotonic() + PARSE_S)
         samples = tuple(
-            Sample(sample.name, dict(sample.labels), float(sample.value))
+            PageSample(sample.name, dict(sample.labels), float(sample.value))
             for family in text_fd_to_metric_families(lines)  # type: ignore[arg-type]  # any lines
             for sample in family.samples
         )

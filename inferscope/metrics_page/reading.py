@@ -10,7 +10,7 @@ import msgspec
 
 from inferscope.foreign import printable
 from inferscope.metrics_page.dialects import Dialect, Name
-from inferscope.metrics_page.fetch import Page, Sample
+from inferscope.metrics_page.fetch import MetricsPage, PageSample
 
 _SHARES = ("kv_share",)
 """Gauges of which replicas give the mean; all others add up."""
@@ -22,7 +22,7 @@ _Where: TypeAlias = Literal["below", "within", "beyond"]
 """Where a quantile is: in the first bucket, between two bounds, beyond the last bound."""
 
 
-class Histogram(msgspec.Struct, frozen=True):
+class PageHistogram(msgspec.Struct, frozen=True):
     """Cumulative counts up to each bound in seconds, the last one infinite."""
 
     bounds_s: tuple[float, ...]
@@ -35,7 +35,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return self.counts[-1] if self.counts else 0.0
 
 
-class Reading(msgspec.Struct, frozen=True):
+class PageReading(msgspec.Struct, frozen=True):
     """What a page says; a word that it has no number for is absent."""
 
     server: str
@@ -44,10 +44,10 @@ class Reading(msgspec.Struct, frozen=True):
     real_ns: int
     gauges: dict[str, float]
     counters: dict[str, float]
-    histograms: dict[str, Histogram]
+    histograms: dict[str, PageHistogram]
 
 
-class Quantiles(msgspec.Struct, frozen=True):
+class BucketQuantiles(msgspec.Struct, frozen=True):
     """Quantiles of a duration within a histogram's buckets.
 
     A quantile is interpolated within its bucket. In the first and in the last bucket, which have
@@ -70,9 +70,9 @@ class Quantiles(msgspec.Struct, frozen=True):
     """Quantiles in the first bucket: only known to be below its bound."""
 
 
-def read(page: Page, dialect: Dialect) -> Reading:
+def read(page: MetricsPage, dialect: Dialect) -> PageReading:
     """Translate a page."""
-    by_name: dict[str, list[Sample]] = {}
+    by_name: dict[str, list[PageSample]] = {}
     for sample in page.samples:
         by_name.setdefault(sample.name, []).append(sample)
     label = dialect.model_label
@@ -97,7 +97,7 @@ def read(page: Page, dialect: Dialect) -> Reading:
         for word, names in dialect.histograms.items()
         if (histogram := _histogram(by_name, names)) is not None
     }
-    return Reading(
+    return PageReading(
         dialect.server,
         tuple(models[:_MOST_MODELS]),
         page.read_ns,
@@ -108,7 +108,7 @@ def read(page: Page, dialect: Dialect) -> Reading:
     )
 
 
-def has_restarted(before: Reading, after: Reading) -> bool:
+def has_restarted(before: PageReading, after: PageReading) -> bool:
     """Tell whether a total has fallen: it is another server's, or the same one's second life."""
     totals = (before.counters, after.counters)
     nums = tuple({word: h.num for word, h in each.histograms.items()} for each in (before, after))
@@ -117,15 +117,15 @@ def has_restarted(before: Reading, after: Reading) -> bool:
     )
 
 
-def between(before: Histogram | None, after: Histogram) -> Histogram:
+def between(before: PageHistogram | None, after: PageHistogram) -> PageHistogram:
     """Return what was observed from one page to the next."""
     if before is None or before.bounds_s != after.bounds_s:
         return after
     counts = tuple(b - a for a, b in zip(before.counts, after.counts, strict=True))
-    return Histogram(after.bounds_s, counts, after.sum_s - before.sum_s)
+    return PageHistogram(after.bounds_s, counts, after.sum_s - before.sum_s)
 
 
-def quantiles(histogram: Histogram) -> Quantiles | None:
+def quantiles(histogram: PageHistogram) -> BucketQuantiles | None:
     """Return a histogram's quantiles, as PromQL's `histogram_quantile` does; None of nothing.
 
     PromQL interpolates in the first bucket too, from 0: a queue whose waits of 60 µs are all in a
@@ -134,7 +134,7 @@ def quantiles(histogram: Histogram) -> Quantiles | None:
     if round(histogram.num) < 1:  # a page may state 5e-324 observations: no mean is finite then
         return None
     found = {f"p{round(100 * q)}": _quantile(histogram, q) for q in (0.5, 0.9, 0.99)}
-    return Quantiles(
+    return BucketQuantiles(
         num=round(histogram.num),
         mean_ns=round(1e9 * histogram.sum_s / histogram.num),
         p50_ns=round(1e9 * found["p50"][0]),
@@ -145,7 +145,7 @@ def quantiles(histogram: Histogram) -> Quantiles | None:
     )
 
 
-def _quantile(histogram: Histogram, q: float) -> tuple[float, _Where]:
+def _quantile(histogram: PageHistogram, q: float) -> tuple[float, _Where]:
     rank = q * histogram.num
     lower_s, below = None, 0.0
     for bound_s, count in zip(histogram.bounds_s, histogram.counts, strict=True):
@@ -160,7 +160,7 @@ def _quantile(histogram: Histogram, q: float) -> tuple[float, _Where]:
     return lower_s or 0.0, "beyond"
 
 
-def _series(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> list[float]:
+def _series(by_name: dict[str, list[PageSample]], names: Iterable[Name]) -> list[float]:
     """Return the numbers of the first name that the page has."""
     for name in names:
         wanted, unwanted = name.labels, name.but
@@ -190,7 +190,7 @@ def _bound_s(text: str) -> float:
     return bound_s if bound_s == math.inf or _is_usable(bound_s) else math.nan
 
 
-def _histogram(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> Histogram | None:
+def _histogram(by_name: dict[str, list[PageSample]], names: Iterable[Name]) -> PageHistogram | None:
     """Add up the series of the first histogram that the page has, if all its numbers are usable."""
     for name in names:
         by_bound: dict[float, float] = {}
@@ -204,7 +204,7 @@ def _histogram(by_name: dict[str, list[Sample]], names: Iterable[Name]) -> Histo
             sums = by_name.get(f"{name.name}_sum", ())
             if not all(_is_usable(sample.number) for sample in (*buckets, *sums)):
                 return None
-            return Histogram(
+            return PageHistogram(
                 bounds,
                 tuple(by_bound[bound] for bound in bounds),
                 sum(sample.number for sample in sums),

@@ -8,8 +8,8 @@ from inferscope.json_document import Document
 from inferscope.metrics_page.dialects import Dialect, dialect_of
 from inferscope.metrics_page.fetch import fetch
 from inferscope.metrics_page.reading import (
-    Quantiles,
-    Reading,
+    BucketQuantiles,
+    PageReading,
     between,
     has_restarted,
     quantiles,
@@ -53,13 +53,13 @@ class PageView(Document, frozen=True, kw_only=True):
     """Output tokens per second."""
     preemptions_s: float | None
     """Preemptions per second."""
-    ttft: Quantiles | None
+    ttft: BucketQuantiles | None
     """Time to first token."""
-    tbt: Quantiles | None
+    tbt: BucketQuantiles | None
     """Gap between tokens."""
-    e2e: Quantiles | None
+    e2e: BucketQuantiles | None
     """Time to the last token."""
-    queue: Quantiles | None
+    queue: BucketQuantiles | None
     """Queue time."""
     ledger: None = None
     """Always null: a page does not say where a request's time went."""
@@ -72,7 +72,7 @@ class PageSource:
         """Take the address; the first `view` reads."""
         self.url = url
         self._dialect: Dialect | None = None
-        self._readings: deque[Reading] = deque(maxlen=_MOST_READINGS)
+        self._readings: deque[PageReading] = deque(maxlen=_MOST_READINGS)
 
     def view(self, window_ns: int) -> PageView:
         """Read the page and return what it says of the last `window_ns`.
@@ -87,14 +87,14 @@ class PageSource:
         if self._readings and has_restarted(self._readings[-1], now):
             self._readings.clear()
         self._readings.append(now)
-        return look(page.url, self._dialect, self._readings, window_ns)
+        return make_view(page.url, self._dialect, self._readings, window_ns)
 
     def close(self) -> None:
         """Forget what was read."""
         self._readings.clear()
 
 
-def look(url: str, dialect: Dialect, readings: deque[Reading], window_ns: int) -> PageView:
+def make_view(url: str, dialect: Dialect, readings: deque[PageReading], window_ns: int) -> PageView:
     """Make a view of readings, the newest last: over the window, or as far back as they go."""
     now = readings[-1]
     then = next(each for each in readings if each.read_ns >= now.read_ns - window_ns)
@@ -105,7 +105,7 @@ def look(url: str, dialect: Dialect, readings: deque[Reading], window_ns: int) -
         if elapsed_ns > 0 and word in then.counters
     }
     gauges = now.gauges
-    spread: dict[str, Quantiles | None] = {}
+    spread: dict[str, BucketQuantiles | None] = {}
     for word in ("ttft", "tbt", "e2e", "queue"):
         histogram = now.histograms.get(word)
         before = then.histograms.get(word) if elapsed_ns > 0 else None

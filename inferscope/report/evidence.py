@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inferscope.report.facts import Companion, Facts, OddStep
+from inferscope.report.facts import Facts, OddStep, Overlap
+from inferscope.tui.labels import BINDINGS, CAUSE_MEANINGS
 from inferscope.tui.plots import duration, share
-from inferscope.tui.words import BINDINGS, CAUSE_MEANINGS
 
 NUM_NAMED = 3
 """Companions worth naming: where more are to blame, none of them is the cause."""
@@ -193,18 +193,18 @@ _EVIDENCE: dict[str, Callable[[int, Facts], str]] = {
 # --- words ----------------------------------------------------------------------------------------
 
 
-def named(companions: tuple[Companion, ...], tell: Callable[[Companion], str]) -> str:
+def named(companions: tuple[Overlap, ...], tell: Callable[[Overlap], str]) -> str:
     """Name those most concerned, and say how many more there were."""
     said = [f"{one.name} ({tell(one)})" for one in companions[:NUM_NAMED]]
     return _and_more(said, len(companions))
 
 
-def _among_them(cause: str, facts: Facts, companions: tuple[Companion, ...]) -> str:
+def _among_them(cause: str, facts: Facts, companions: tuple[Overlap, ...]) -> str:
     whom = blamed(cause, facts, len(companions))
     return f", among them {whom}" if whom else ""
 
 
-def blamed(cause: str, facts: Facts, num: int = 0, companions: tuple[Companion, ...] = ()) -> str:
+def blamed(cause: str, facts: Facts, num: int = 0, companions: tuple[Overlap, ...] = ()) -> str:
     """Name who is most to blame for a cause, and for what part of it.
 
     Args:
@@ -234,7 +234,7 @@ def _and_more(said: list[str], num: int) -> str:
     return f"{', '.join(said)}{more}"
 
 
-def of_tokens(one: Companion) -> str:
+def of_tokens(one: Overlap) -> str:
     """Say how much of a companion's work there was."""
     return f"{many(one.num_tokens, 'token')} in {many(one.num_steps, 'step')}"
 

@@ -12,7 +12,7 @@ from inferscope.collector.snapshot import RequestRow
 
 
 @dataclass(frozen=True)
-class Companion:
+class Overlap:
     """Another request that shared steps with this one."""
 
     name: str
@@ -45,7 +45,7 @@ class Waiting:
     """Prefill's part of the steps meanwhile."""
     decode_ns: int
     """Decode's part of the steps meanwhile."""
-    behind: tuple[Companion, ...]
+    behind: tuple[Overlap, ...]
     """Requests that were computed meanwhile."""
 
 
@@ -70,9 +70,9 @@ class Computing:
     """Maximum number of requests of the same phase in a step."""
     mean_other: float = 0.0
     """Mean number of requests of the other phase over the mixed steps."""
-    same: tuple[Companion, ...] = ()
+    same: tuple[Overlap, ...] = ()
     """Requests of the same phase."""
-    other: tuple[Companion, ...] = ()
+    other: tuple[Overlap, ...] = ()
     """Requests of the other phase."""
 
 
@@ -116,7 +116,7 @@ class LongestGap:
     """Index of the token after the gap."""
     into_life_ns: int
     """Time from arrival to the start of the gap."""
-    prefills: tuple[Companion, ...]
+    prefills: tuple[Overlap, ...]
     """Requests whose prompts were computed meanwhile."""
     was_preempted: bool
     """Whether the request was preempted meanwhile."""

@@ -8,15 +8,15 @@ import msgspec
 
 from inferscope.findings import EngineFindings, Finding
 from inferscope.findings.disaggregation import Disaggregation, Distribution
-from inferscope.findings.finding import Counterfactual, Missed, Number, Severity
+from inferscope.findings.finding import Counterfactual, Number, ObjectiveMiss, Severity
+from inferscope.findings.formatting import times
 from inferscope.findings.rules import FEWEST_REQUESTS
-from inferscope.findings.words import times
 from inferscope.json_document import Document, json_line
 from inferscope.report.evidence import many
-from inferscope.slo.meaning import outcome_line
-from inferscope.slo.tally import Count
+from inferscope.slo.objective_text import outcome_line
+from inferscope.slo.tally import ObjectiveCount
+from inferscope.tui.labels import SYNTHETIC
 from inferscope.tui.plots import milliseconds, plain, share, to_ascii
-from inferscope.tui.words import SYNTHETIC
 
 _MARGIN = "    "
 _METRIC, _COLUMN = 34, 10
@@ -41,7 +41,7 @@ class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
     """Suggested change."""
     counterfactual: Counterfactual | None
     """Metric without the cause; null where it is not known."""
-    objective: Missed | None
+    objective: ObjectiveMiss | None
     """Objective that was missed; null for any other finding."""
     causes: tuple[str, ...]
     """Ledger rows that the finding names."""
@@ -64,7 +64,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies without interference; null where no answer had several tokens."""
     is_synthetic: bool
     """Whether the records are marked as synthetic."""
-    objectives: tuple[Count, ...] | None
+    objectives: tuple[ObjectiveCount, ...] | None
     """Counts by objective; null without `--slo`."""
 
 

@@ -23,7 +23,7 @@ _ENOUGH_STEPS, _RECENT_STEPS = 8, 200
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-class Step(NamedTuple):
+class TraceStep(NamedTuple):
     """A step and what was in it; times on the trace's clock, in microseconds."""
 
     start_us: float
@@ -62,7 +62,7 @@ class ProfileDocument(Document, frozen=True, kw_only=True):
     """Kernels and operations, the longest first."""
 
 
-def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[Step]:
+def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[TraceStep]:
     """Return the steps of an engine's rings, on the trace's clock."""
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     phases: dict[int, str] = {}
@@ -79,7 +79,7 @@ def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[Step]:
         return []
     shift_ns = offset_ns - base_ns
     found = [
-        Step(
+        TraceStep(
             (span.launch_start_ns + shift_ns) / 1e3,
             (span.ready_ns + shift_ns) / 1e3,
             span.step,
@@ -90,7 +90,7 @@ def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[Step]:
     return sorted(found)
 
 
-def spent(trace: Mapping[str, Any], steps: Sequence[Step]) -> list[KernelTime]:
+def kernel_times(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> list[KernelTime]:
     """Return what kernels and operations took, by phase, the longest first."""
     starts = [step.start_us for step in steps]
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -106,7 +106,7 @@ def spent(trace: Mapping[str, Any], steps: Sequence[Step]) -> list[KernelTime]:
     return sorted(rows, key=lambda row: -row.self_ns)
 
 
-def slowdown(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
+def slowdown(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> float | None:
     """Return how much longer decode steps took within the trace than before it; None: who knows.
 
     Of the phase that repeats itself most, by medians: whatever else changed meanwhile is in it.
@@ -120,7 +120,7 @@ def slowdown(trace: Mapping[str, Any], steps: Sequence[Step]) -> float | None:
     return statistics.median(within) / statistics.median(before[-_RECENT_STEPS:]) - 1
 
 
-def stall_ns(trace: Mapping[str, Any], steps: Sequence[Step]) -> int | None:
+def stall_ns(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> int | None:
     """Return how long the longest step took that was not over when recording was.
 
     Torch then makes a trace of what it has recorded, and holds the interpreter meanwhile.
@@ -130,7 +130,7 @@ def stall_ns(trace: Mapping[str, Any], steps: Sequence[Step]) -> int | None:
     return round(max(took) * 1e3) if took else None
 
 
-def _took(step: Step) -> float:
+def _took(step: TraceStep) -> float:
     return step.end_us - step.start_us
 
 
@@ -139,7 +139,7 @@ def _window(trace: Mapping[str, Any]) -> tuple[float, float]:
     return (min(times), max(times)) if times else (0.0, 0.0)
 
 
-def with_steps(trace: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
+def with_steps(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> dict[str, Any]:
     """Return the trace with our steps as a track of their own, those beyond its window left out."""
     events = list(trace.get("traceEvents", ()))
     first, last = _window(trace)

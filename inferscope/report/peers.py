@@ -10,7 +10,7 @@ _MOST = 2_000
 """The median of more changes no sentence."""
 
 
-class Peers:
+class PeerSink:
     """Keeps the last final requests of an engine. It is a sink of the fold.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Who used the device: every step's time, divided by a rule, summed by request, tenant and so on.
 
-A `Tally` is a sink of the fold; when the fold is done it gives the table. Its rows, and beside them
+A `SharesSink` is a sink of the fold; when the fold is done it gives the table. Its rows, and beside them
 padding, idle steps and what is of nobody, sum to the steps' measured time in whole nanoseconds,
 whatever the rule. The two columns that are no division, `standalone` and `marginal`, sum to
 nothing: what a request would have taken alone, less its share, is what batching saved it.
@@ -117,7 +117,7 @@ class Shares:
     """Engines whose records say that they are made up."""
 
 
-class Tally:
+class SharesSink:
     """Sums the shares of all steps by a rule, by request and phase."""
 
     def __init__(self, rule: str) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from inferscope.json_document import Document, json_line
 from inferscope.report.shares import NO_AMOUNTS, Amounts, ShareRow, Shares
+from inferscope.tui.labels import SYNTHETIC, more_or_less
 from inferscope.tui.plots import (
     UNKNOWN,
     closed,
@@ -17,7 +18,6 @@ from inferscope.tui.plots import (
     share,
     to_ascii,
 )
-from inferscope.tui.words import SYNTHETIC, more_or_less
 
 _NAME, _MS = 26, 12
 _NS_PER_TENTH_MS = 100_000

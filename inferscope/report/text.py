@@ -8,10 +8,10 @@ import msgspec
 
 from inferscope.json_document import Document, json_line
 from inferscope.report.facts import Facts
-from inferscope.report.why import NS_PER_TENTH_MS, Report, Row
+from inferscope.report.why import NS_PER_TENTH_MS, CauseRow, WhyResult
+from inferscope.tui.labels import cause_role
 from inferscope.tui.lines import TRIANGLE, Role
 from inferscope.tui.plots import bar, plain, to_ascii
-from inferscope.tui.words import cause_role
 
 _NAME, _MS, _SHARE, _BAR = 22, 10, 8, 10
 _WITH_BAR, _BESIDE = 100, 72
@@ -65,7 +65,9 @@ class WhyDocument(Document, frozen=True, kw_only=True):
     """Facts that the explanation was made from."""
 
 
-def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bool = False) -> str:
+def to_text(
+    report: WhyResult, *, width: int = 100, colour: bool = False, ascii: bool = False
+) -> str:
     """Write a report as text.
 
     Args:
@@ -92,7 +94,7 @@ def to_text(report: Report, *, width: int = 100, colour: bool = False, ascii: bo
     return to_ascii(text) if ascii else text
 
 
-def to_json(report: Report, facts: Facts) -> str:
+def to_json(report: WhyResult, facts: Facts) -> str:
     """Return a report with its facts as the line that `--json` prints."""
     whole_ns = sum(row.ns for row in report.rows)
     explained = WhyReport(
@@ -112,14 +114,14 @@ def to_json(report: Report, facts: Facts) -> str:
     return json_line(WhyDocument(report=explained, facts=facts))
 
 
-def _verdicts(report: Report, width: int) -> list[str]:
+def _verdicts(report: WhyResult, width: int) -> list[str]:
     lines: list[str] = []
     for verdict in report.verdicts:
         lines += ["", *textwrap.wrap(plain(verdict), width, break_on_hyphens=False)]
     return lines
 
 
-def _row(row: Row, width: int, largest_ns: int, *, colour: bool) -> list[str]:
+def _row(row: CauseRow, width: int, largest_ns: int, *, colour: bool) -> list[str]:
     """Write one cause; the sentence stands beside its numbers, or below them."""
     cells = _BAR if width >= _WITH_BAR else 0
     name = f"{row.cause:<{_NAME}}"

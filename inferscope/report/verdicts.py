@@ -6,8 +6,8 @@ from inferscope.attribution.breach import OWN_WORK, Breach
 from inferscope.attribution.spent import Metric
 from inferscope.report.evidence import blamed
 from inferscope.report.facts import Facts
+from inferscope.tui.labels import CAUSE_MEANINGS
 from inferscope.tui.plots import duration
-from inferscope.tui.words import CAUSE_MEANINGS
 
 _NAMES: dict[Metric, str] = {
     "ttft": "TTFT",

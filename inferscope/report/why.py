@@ -15,8 +15,8 @@ from inferscope.cost.verdict import split_verdict
 from inferscope.report.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.report.facts import Facts
 from inferscope.report.verdicts import verdicts
+from inferscope.tui.labels import BAD_FINISHES, CAUSE_MEANINGS, SYNTHETIC, more_or_less
 from inferscope.tui.plots import closed, count, duration, share
-from inferscope.tui.words import BAD_FINISHES, CAUSE_MEANINGS, SYNTHETIC, more_or_less
 
 NS_PER_TENTH_MS = 100_000
 _ENOUGH = 0.8
@@ -27,7 +27,7 @@ _OWN_WORK = ("prefill_own", "decode_own")
 
 
 @dataclass(frozen=True)
-class Row:
+class CauseRow:
     """One cause of a request's latency."""
 
     cause: str
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class WhyResult:
     """A request, explained."""
 
     title: str
@@ -49,7 +49,7 @@ class Report:
     """On each objective that was asked about."""
     split: str
     """Why the rows are not to be relied on, as far as they are modelled; empty where they are."""
-    rows: tuple[Row, ...]
+    rows: tuple[CauseRow, ...]
     """Largest first. What the records do not explain is a row as well, the last one."""
     conclusions: tuple[str, ...]
     """Where the time up to the first token went, where the time after it."""
@@ -60,7 +60,7 @@ class Report:
     life_ns: int
 
 
-def why(facts: Facts) -> Report:
+def why(facts: Facts) -> WhyResult:
     """Explain a request."""
     row = facts.row
     life_ns, sum_ns = row.age_ns, sum(row.ledger_ns.values())
@@ -71,13 +71,13 @@ def why(facts: Facts) -> Report:
     amounts = [ns for _, ns in ranked]
     tenths = closed(amounts, round(sum(amounts) / NS_PER_TENTH_MS))
     mills = closed(amounts, 1000)
-    return Report(
+    return WhyResult(
         title=_title(facts),
         summary=_summary(facts),
         verdicts=verdicts(facts),
         split="" if row.ledger_missing else split_verdict(facts.residual),
         rows=tuple(
-            Row(cause, ns, tenth, mill, sentence(cause, ns, facts))
+            CauseRow(cause, ns, tenth, mill, sentence(cause, ns, facts))
             for (cause, ns), tenth, mill in zip(ranked, tenths, mills, strict=True)
         ),
         conclusions=_conclusions(facts),

@@ -74,7 +74,7 @@ class InFlight(Protocol):
         """Return what the front end noted."""
 
 
-class Tally(Protocol):
+class SloCounter(Protocol):
     """Takes what is decided."""
 
     def decided(self, objective: Objective, is_good: bool) -> None:
@@ -87,7 +87,7 @@ class Tally(Protocol):
         """Count the cause of a bad one; None where nobody can tell."""
 
 
-class InHand(msgspec.Struct):
+class PendingVerdict(msgspec.Struct):
     """A request in flight of which something is decided."""
 
     decided: set[str]
@@ -108,12 +108,14 @@ class Judge:
         now_ns: the newest time judged.
     """
 
-    def __init__(self, objectives: Objectives, tally: Tally, *, counts_from_ns: int = 0) -> None:
+    def __init__(
+        self, objectives: Objectives, tally: SloCounter, *, counts_from_ns: int = 0
+    ) -> None:
         """Take the objectives of all models, and who counts."""
         self._all = objectives
         self._tally = tally
         self.counts_from_ns = counts_from_ns
-        self.in_hand: dict[str, InHand] = {}
+        self.in_hand: dict[str, PendingVerdict] = {}
         self.now_ns = 0
         self.model = ""
         self._is_known = False
@@ -187,7 +189,7 @@ class Judge:
                 continue
             found = in_flight.get(request_id)
             if hand.unexplained and found is not None:
-                so_far = _SoFar(found, now_ns, ledger_ns(found), self._usual_finish())
+                so_far = _PartialRequest(found, now_ns, ledger_ns(found), self._usual_finish())
                 self._explain(so_far, hand.unexplained, hand.is_warm_up)
                 hand.unexplained = set()
             elif found is None and now_ns - hand.explain_ns > _FORGET_NS:
@@ -212,7 +214,7 @@ class Judge:
                 continue
             if hand is None:
                 is_warm_up = self._is_warm_up(request.arrived_ns)
-                hand = InHand(set(), set(), self.now_ns + EXPLAIN_NS, is_warm_up)
+                hand = PendingVerdict(set(), set(), self.now_ns + EXPLAIN_NS, is_warm_up)
                 self.in_hand[request.request_id] = hand
             for missed in (one, *(each for each in self._objectives if each.metric == "goodput")):
                 if missed.name not in hand.decided:
@@ -315,7 +317,7 @@ class Judge:
         return "stop" if newest is None else newest.finish
 
 
-class _SoFar:
+class _PartialRequest:
     """A request in flight as if it were over now."""
 
     token_times_ns = ()

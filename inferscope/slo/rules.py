@@ -16,9 +16,9 @@ from typing import Any
 
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import Objectives
+from inferscope.slo.rule_templates import FIVE_MINUTES_S, Annotations, Rule, TimeScale
 from inferscope.slo.rules_burn import Burn, alerts, burns, recordings
 from inferscope.slo.rules_health import health_alerts, health_recordings, stall_alerts
-from inferscope.slo.rules_words import FIVE_MINUTES_S, Rule, Scaled, Words
 
 FAST_INTERVAL_S = 30.0
 """Between evaluations; recorded rates are summed up with it."""
@@ -58,7 +58,7 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
         BadInput: an objective is so loose that an alert could never fire, or lasts for less than
             the shortest window; or the windows are too short for the scrapes.
     """
-    time = Scaled(options.scale)
+    time = TimeScale(options.scale)
     shortest_s = FIVE_MINUTES_S / options.scale
     if shortest_s < _FEWEST_SCRAPES * options.scrape_s:
         raise BadInput(
@@ -67,7 +67,7 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
             f"{shortest_s / _FEWEST_SCRAPES:g} s or more often, and give that as --scrape"
             + (", or a lower --scale." if options.scale > 1 else ".")
         )
-    words = Words(
+    words = Annotations(
         runbooks=options.runbooks,
         dashboards=options.dashboards,
         time=time,
@@ -114,14 +114,14 @@ def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
         ("objective", "alert", "burn", "over", "fires when", "at least", "all bad: after")
     ]
     found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
-    time = Scaled(options.scale)
+    time = TimeScale(options.scale)
     rows += [_row(burn, time) for burn in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _row(burn: Burn, time: Scaled) -> tuple[str, ...]:
+def _row(burn: Burn, time: TimeScale) -> tuple[str, ...]:
     whose = burn.objective.model or "all models"
     over = time.span(burn.long_s)
     if burn.short_s is not None:

@@ -14,15 +14,15 @@ from typing import Literal
 
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import Objective, Objectives
-from inferscope.slo.rules_words import (
+from inferscope.slo.rule_templates import (
     DAY_S,
     FIVE_MINUTES_S,
     HOUR_S,
+    Annotations,
     Rule,
-    Scaled,
-    Words,
-    asked,
+    TimeScale,
     of_model,
+    query_template,
 )
 
 Severity = Literal["page", "ticket"]
@@ -101,8 +101,8 @@ def burns(objectives: Objectives, *, floor: int, page_rate_s: float) -> tuple[Bu
         pairs = [pair for pair in PAIRS if pair[2] <= window_s]
         if not pairs:
             raise BadInput(
-                f"{_of(objective)} has a window of {Scaled(1).span(window_s)}, and the "
-                f"shortest rule looks back for {Scaled(1).span(PAIRS[0][2])}. Give a longer one."
+                f"{_of(objective)} has a window of {TimeScale(1).span(window_s)}, and the "
+                f"shortest rule looks back for {TimeScale(1).span(PAIRS[0][2])}. Give a longer one."
             )
         for severity, factor, long_s, short_s in pairs:
             _check_possible(objective, factor)
@@ -131,7 +131,7 @@ def _of(objective: Objective) -> str:
 # --- what is recorded -----------------------------------------------------------------------------
 
 
-def rate_name(level: str, time: Scaled) -> str:
+def rate_name(level: str, time: TimeScale) -> str:
     """Return the name of the recorded rates of requests."""
     return f"{level}:{_REQUESTS}:rate{time.span(FIVE_MINUTES_S)}"
 
@@ -148,7 +148,7 @@ def _cause_name(window: str) -> str:
     return f"model_slo_cause:{_BREACHES}:num{window}"
 
 
-def recordings(time: Scaled, *, interval_s: float, is_long: bool) -> Iterator[Rule]:
+def recordings(time: TimeScale, *, interval_s: float, is_long: bool) -> Iterator[Rule]:
     """Return what is recorded of all objectives alike.
 
     Args:
@@ -189,7 +189,7 @@ def recordings(time: Scaled, *, interval_s: float, is_long: bool) -> Iterator[Ru
             }
 
 
-def _rates(time: Scaled) -> Iterator[Rule]:
+def _rates(time: TimeScale) -> Iterator[Rule]:
     window = time.span(FIVE_MINUTES_S)
     engine, model = rate_name("engine_slo", time), rate_name("model_slo", time)
     yield {"record": engine, "expr": _summed(_REQUESTS, window, (*_ENGINE, "result"))}
@@ -208,7 +208,7 @@ def _summed(counter: str, window: str, by: tuple[str, ...]) -> str:
 # --- alerts ---------------------------------------------------------------------------------------
 
 
-def alerts(found: Iterable[Burn], words: Words) -> Iterator[Rule]:
+def alerts(found: Iterable[Burn], words: Annotations) -> Iterator[Rule]:
     """Return the alerts of all objectives."""
     by_objective: dict[Objective, list[Burn]] = {}
     for burn in found:
@@ -234,13 +234,13 @@ def alerts(found: Iterable[Burn], words: Words) -> Iterator[Rule]:
         yield _alert(INSTANCE, [single], expression, words, runbook="instance-burns")
 
 
-def _alert(name: str, of: list[Burn], expression: str, words: Words, *, runbook: str) -> Rule:
+def _alert(name: str, of: list[Burn], expression: str, words: Annotations, *, runbook: str) -> Rule:
     first = of[0]
     # Those of the series, stated as well: promtool takes rules of like labels for doubles.
     labels = {"severity": first.severity, "slo": first.objective.name}
     if first.objective.model is not None:
         labels["model"] = first.objective.model
-    patience = Scaled(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s)
+    patience = TimeScale(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s)
     return {
         "alert": name,
         "expr": expression,
@@ -251,11 +251,11 @@ def _alert(name: str, of: list[Burn], expression: str, words: Words, *, runbook:
     }
 
 
-def _either(both: list[Burn], time: Scaled) -> str:
+def _either(both: list[Burn], time: TimeScale) -> str:
     return "\nor\n".join(f"(\n{_indented(_burning(burn, time, 'model_slo'))}\n)" for burn in both)
 
 
-def _burning(burn: Burn, time: Scaled, level: str) -> str:
+def _burning(burn: Burn, time: TimeScale, level: str) -> str:
     assert burn.short_s is not None
     long, short = time.span(burn.long_s), time.span(burn.short_s)
     of = _selector(burn)
@@ -272,7 +272,7 @@ def _burning(burn: Burn, time: Scaled, level: str) -> str:
     return "\nand\n".join(parts)
 
 
-def _trickling(burn: Burn, time: Scaled) -> str:
+def _trickling(burn: Burn, time: TimeScale) -> str:
     long, few = time.span(burn.long_s), time.span(min(_TRICKLE_S, burn.long_s))
     of, bad = _selector(burn), _selector(burn, 'result="bad"')
     return "\nand\n".join(
@@ -286,7 +286,7 @@ def _trickling(burn: Burn, time: Scaled) -> str:
     )
 
 
-def _on_one_engine(burn: Burn, time: Scaled) -> str:
+def _on_one_engine(burn: Burn, time: TimeScale) -> str:
     inner = _indented(_burning(burn, time, "engine_slo"))
     # Counted, so that the engine's name is no label of the alert.
     return f"count by (model, slo) (\n{inner}\n)"
@@ -313,7 +313,7 @@ def _indented(text: str) -> str:
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[str, str]:
+def _annotations(name: str, of: list[Burn], words: Annotations, runbook: str) -> dict[str, str]:
     first, time = of[0], words.time
     objective, long = first.objective, time.span(first.long_s)
     where = "{model=%q, slo=%q}"
@@ -327,35 +327,35 @@ def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[
         TRICKLE: "has few requests, and too many of them are bad",
         INSTANCE: "has an engine that burns its budget fast",
     }[name]
-    share = asked(
+    share = query_template(
         f"{_share_name('model_slo', long)}{where}",
         *labels,
         shows="{{ . | value | humanizePercentage }}",
         otherwise="an unknown part",
     )
     # Over the long window of the first pair: what flaps from minute to minute does not flap there.
-    cause = asked(
+    cause = query_template(
         f"topk(1, {_cause_name(long)}{where} > 0)",
         *labels,
         shows="{{ . | label `cause` }}",
         otherwise="unknown",
     )
     used = 'inferscope_tenant_gpu_seconds_total{tenant!="none", model_name=%q}'
-    tenant = asked(
+    tenant = query_template(
         f"topk(1, sum by (tenant) (rate({used}[{time.span(FIVE_MINUTES_S)}])) > 0)",
         "model",
         shows="{{ . | label `tenant` }}",
         otherwise="not told: no tenants are counted",
     )
     worst_by = f"topk(1, {_share_name('engine_slo', time.span(HOUR_S))}{where} > 0)"
-    worst = asked(
+    worst = query_template(
         worst_by,
         *labels,
         shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}, "
         "{{ . | value | humanizePercentage }} bad",
         otherwise="unknown",
     )
-    command = asked(
+    command = query_template(
         worst_by,
         *labels,
         shows="inferscope findings {{ . | label `engine_id` }}",
@@ -374,7 +374,7 @@ def _annotations(name: str, of: list[Burn], words: Words, runbook: str) -> dict[
     }
 
 
-def _when(burn: Burn, time: Scaled) -> str:
+def _when(burn: Burn, time: TimeScale) -> str:
     when = f"{100 * burn.bad_share:.4g}% bad ({burn.factor:g}x) over {time.span(burn.long_s)}"
     if burn.short_s is not None:
         when += f" and {time.span(burn.short_s)}"

@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inferscope.slo.rules_words import FIVE_MINUTES_S, HOUR_S, Rule, Scaled, Words, asked, of_model
+from inferscope.slo.rule_templates import (
+    FIVE_MINUTES_S,
+    HOUR_S,
+    Annotations,
+    Rule,
+    TimeScale,
+    of_model,
+    query_template,
+)
 
 STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV_FULL, PREEMPTIONS = (
     "InferScopeStalled",
@@ -44,7 +52,7 @@ _P99 = "engine:inferscope_step_duration_seconds:p99_1h"
 _UNSEEN = "model_reason:inferscope_unseen:share"
 
 
-def health_recordings(time: Scaled) -> Iterator[Rule]:
+def health_recordings(time: TimeScale) -> Iterator[Rule]:
     """Return what is recorded of engines and of our sight of them."""
     buckets = "inferscope_step_duration_seconds_bucket[1h]"
     yield {
@@ -73,14 +81,14 @@ def health_recordings(time: Scaled) -> Iterator[Rule]:
         }
 
 
-def stall_alerts(words: Words) -> Iterator[Rule]:
+def stall_alerts(words: Annotations) -> Iterator[Rule]:
     """Return those of engines that do not go on, with texts of these words."""
     yield _stalled(words)
     yield _not_admitting(words)
     yield _rank_hung(words)
 
 
-def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
+def health_alerts(words: Annotations, *, floor: int) -> Iterator[Rule]:
     """Return the other alerts.
 
     Args:
@@ -93,7 +101,7 @@ def health_alerts(words: Words, *, floor: int) -> Iterator[Rule]:
     yield _preemptions(words, floor)
 
 
-def _stalled(words: Words) -> Rule:
+def _stalled(words: Annotations) -> Rule:
     stall, first = _stall_spans(words)
     running = "inferscope_requests_running{model_name=%q}"
     stalled = _stands_still(
@@ -107,7 +115,7 @@ def _stalled(words: Words) -> Rule:
             "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
             "description": f"Requests run and no step has ended for {stall}; for "
             f"{first} where none had ended in the hour before.",
-            "worst_instance": asked(
+            "worst_instance": query_template(
                 f"topk(1, sum by (instance, engine_id) ({running}) and on (instance, engine_id) "
                 f"(sum by (instance, engine_id) (increase("
                 f"inferscope_step_duration_seconds_count[{stall}])) == 0))",
@@ -121,7 +129,7 @@ def _stalled(words: Words) -> Rule:
     )
 
 
-def _not_admitting(words: Words) -> Rule:
+def _not_admitting(words: Annotations) -> Rule:
     stall, first = _stall_spans(words)
     admissible, admissions = "inferscope_requests_admissible", "inferscope_admissions_total"
     stuck = _stands_still(words, admissible, admissions)
@@ -134,7 +142,7 @@ def _not_admitting(words: Words) -> Rule:
             "that wait",
             "description": "Requests wait, slots and KV blocks are free, and none was admitted "
             f"for {stall}; for {first} where no step had ended in the hour before.",
-            "worst_instance": asked(
+            "worst_instance": query_template(
                 f"topk(1, sum by (instance, engine_id) ({admissible}{{model_name=%q}}) "
                 f"and on (instance, engine_id) "
                 f"(sum by (instance, engine_id) (increase({admissions}[{stall}])) == 0))",
@@ -148,7 +156,7 @@ def _not_admitting(words: Words) -> Rule:
     )
 
 
-def _rank_hung(words: Words) -> Rule:
+def _rank_hung(words: Annotations) -> Rule:
     overdue = "inferscope_rank_overdue_seconds"
     hung = f"max by ({_ENGINE}) ({overdue}) > {_OVERDUE_S:g}"
     return _alert(
@@ -159,7 +167,7 @@ def _rank_hung(words: Words) -> Rule:
             "summary": "{{ $labels.model }}: a rank hangs on {{ $value }} engines",
             "description": "The ranks beside it are through with their step, or wait in it for one "
             f"that has not begun it, or one is silent, for more than {_OVERDUE_S:g} s.",
-            "worst_rank": asked(
+            "worst_rank": query_template(
                 "topk(1, max by (instance, engine_id, dp_rank, rank) "
                 f"({overdue}{{model_name=%q}}))",
                 "model",
@@ -185,14 +193,14 @@ def _seen(expression: str) -> str:
     )
 
 
-def _stall_spans(words: Words) -> tuple[str, str]:
+def _stall_spans(words: Annotations) -> tuple[str, str]:
     """Return how long an engine may stand still: one with steps in the last hour, one without."""
     least_s = _SCRAPES * words.scrape_s
     stall_s, first_s = (max(span_s, least_s) for span_s in (_STALL_S, _FIRST_STEP_S))
-    return Scaled(1).span(stall_s), Scaled(1).span(first_s)
+    return TimeScale(1).span(stall_s), TimeScale(1).span(first_s)
 
 
-def _stands_still(words: Words, due: str, done: str) -> str:
+def _stands_still(words: Annotations, due: str, done: str) -> str:
     """Select engines where a gauge stays above 0 and a counter does not grow.
 
     Args:
@@ -214,7 +222,7 @@ def _stands_still(words: Words, due: str, done: str) -> str:
     return "\nor\n".join(parts)
 
 
-def _blind(words: Words) -> Rule:
+def _blind(words: Annotations) -> Rule:
     return _alert(
         BLIND,
         f"max by (model) ({_UNSEEN}) > {_UNSEEN_SHARE:g}",
@@ -224,7 +232,7 @@ def _blind(words: Words) -> Rule:
             "{{ $value | humanizePercentage }} of it",
             "description": "What is said of its objectives is not to be trusted, so their alerts "
             "are held back until it is seen again.",
-            "cause": asked(
+            "cause": query_template(
                 f"topk(1, {_UNSEEN}{{model=%q}})",
                 "model",
                 shows="{{ . | label `reason` }}",
@@ -236,7 +244,7 @@ def _blind(words: Words) -> Rule:
     )
 
 
-def _behind(words: Words) -> Rule:
+def _behind(words: Annotations) -> Rule:
     folded = "inferscope_folded_timestamp_seconds"
     late = f"max by ({_ENGINE}) (timestamp({folded}) - {folded}) >= {_RECENT_S:g}"
     return _alert(
@@ -253,7 +261,7 @@ def _behind(words: Words) -> Rule:
     )
 
 
-def _kv_full(words: Words) -> Rule:
+def _kv_full(words: Annotations) -> Rule:
     span = words.time.span(600.0)
     full = (
         f"sum by ({_ENGINE}) (min_over_time(inferscope_kv_cache_usage_ratio[{span}]))"
@@ -270,7 +278,7 @@ def _kv_full(words: Words) -> Rule:
             "requests wait",
             "description": f"More than {_KV_SHARE:.0%} of the KV blocks in use, and requests "
             f"waiting, for {span}.",
-            "worst_instance": asked(
+            "worst_instance": query_template(
                 "topk(1, sum by (instance, engine_id) "
                 "(inferscope_requests_waiting{model_name=%q}))",
                 "model",
@@ -283,7 +291,7 @@ def _kv_full(words: Words) -> Rule:
     )
 
 
-def _preemptions(words: Words, floor: int) -> Rule:
+def _preemptions(words: Annotations, floor: int) -> Rule:
     span = words.time.span(600.0)
     lost = f'inferscope_latency_seconds_total{{cause=~"preempted|recompute"}}[{span}]'
     share = (
@@ -301,7 +309,7 @@ def _preemptions(words: Words, floor: int) -> Rule:
             "time is lost to preemptions",
             "description": "Evicted, or computing again what was lost: more than "
             f"{_PREEMPTED_SHARE:.0%} of the time of the requests that ended in {span}.",
-            "worst_instance": asked(
+            "worst_instance": query_template(
                 "topk(1, sum by (instance, engine_id) (rate(inferscope_latency_seconds_total"
                 f'{{cause=~"preempted|recompute", model_name=%q}}[{span}])) > 0)',
                 "model",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferscope.slo.rule_templates import DAY_S, FIVE_MINUTES_S, HOUR_S, TimeScale
 from inferscope.slo.rules_burn import FAST
 from inferscope.slo.rules_health import BLIND
-from inferscope.slo.rules_words import DAY_S, FIVE_MINUTES_S, HOUR_S, Scaled
 
 PAGE_URL, TICKET_URL = "http://127.0.0.1:9095/page", "http://127.0.0.1:9095/ticket"
 """To be replaced by what wakes people, and by what keeps tickets."""
@@ -18,7 +18,7 @@ def routing(scale: float = 1.0) -> dict[str, Any]:
     Args:
         scale: by which its times are divided, as the rules' are.
     """
-    time = Scaled(scale)
+    time = TimeScale(scale)
     return {
         "route": {
             "receiver": "tickets",

@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 """In place of a cause where nobody can tell."""
 
 
-class Count(msgspec.Struct, frozen=True):
+class ObjectiveCount(msgspec.Struct, frozen=True):
     """One objective over one engine's requests."""
 
     objective: Objective
@@ -35,7 +35,7 @@ class Count(msgspec.Struct, frozen=True):
     later."""
 
 
-class Counting:
+class ObjectiveCounter:
     """Counts what one engine's judge decides."""
 
     def __init__(self, spend: Callable[[Objective, bool], None]) -> None:
@@ -59,12 +59,12 @@ class Counting:
         self._of(objective)
         self._causes[objective.name][cause or UNKNOWN] += 1
 
-    def of(self, objectives: tuple[Objective, ...]) -> tuple[Count, ...]:
+    def of(self, objectives: tuple[Objective, ...]) -> tuple[ObjectiveCount, ...]:
         """Return the numbers as they are now, of these objectives."""
         told = []
         for one in objectives:
             good, bad, warm_up = self._of(one)
-            told.append(Count(one, good, bad, warm_up, dict(self._causes[one.name])))
+            told.append(ObjectiveCount(one, good, bad, warm_up, dict(self._causes[one.name])))
         return tuple(told)
 
     def _of(self, objective: Objective) -> list[int]:

@@ -22,9 +22,9 @@ from textual.screen import Screen
 
 from inferscope.collector.snapshot import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
-from inferscope.tui.past import Past
 from inferscope.tui.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
 from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
+from inferscope.tui.snapshot_history import SnapshotHistory
 from inferscope.tui.source import Feed, SnapshotSource
 from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
 
@@ -117,7 +117,7 @@ class InferScopeApp(App[None]):
         )
         self._is_ascii = ascii
         self._overview = OverviewScreen(is_ascii=ascii)
-        self._past = Past(earlier)
+        self._past = SnapshotHistory(earlier)
         self._at_idx = at_idx
         self._feed = Feed(
             source,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inferscope.collector.snapshot import RequestRow
+from inferscope.tui.labels import BAD_FINISHES, STATE_MARKS
 from inferscope.tui.lines import Line, Role, Span
 from inferscope.tui.panels.phases import Unit
 from inferscope.tui.plots import UNKNOWN, count, fit, fit_name, milliseconds, plain, seconds, share
-from inferscope.tui.words import BAD_FINISHES, STATE_MARKS
 
 SortValue = float | str | None
 

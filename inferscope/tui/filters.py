@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 from inferscope.collector.snapshot import RequestRow
 from inferscope.errors import BadInput
-from inferscope.tui.words import STATE_MARKS
+from inferscope.tui.labels import STATE_MARKS
 
 Predicate = Callable[[RequestRow], bool]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView, Health
 from inferscope.cost.model import ENOUGH_STEPS
+from inferscope.tui.labels import format_window
 from inferscope.tui.lines import DOT, TRIANGLE, Line, Role, Span, fit_line, spread, width_of
 from inferscope.tui.plots import UNKNOWN, clock, count, duration, moment, plain, share
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import window_words
 
 _NARROW = 100
 
@@ -48,7 +48,7 @@ def status_line(scene: Scene, width: int) -> Line:
     return spread(((counts, "body"),), _state(scene), width)
 
 
-def confessions(scene: Scene) -> list[str]:
+def caveats(scene: Scene) -> list[str]:
     """List what makes this screen less than the whole truth."""
     view, snapshot = scene.view, scene.snapshot
     said: list[str] = []
@@ -83,7 +83,7 @@ def confessions(scene: Scene) -> list[str]:
     return said
 
 
-def probe_words(health: Health) -> str:
+def format_probe(health: Health) -> str:
     """Return what the probe costs: what steps wait for, and what is hidden behind the device."""
     total, hidden = health.probe_share, health.probe_hidden_share
     if total is None or not hidden:
@@ -94,17 +94,17 @@ def probe_words(health: Health) -> str:
 def _right(scene: Scene, *, is_narrow: bool) -> Line:
     spans: list[Span] = []
     view = scene.view
-    said = confessions(scene)
+    said = caveats(scene)
     if said:
         spans.append((f"{TRIANGLE} {said[0] if is_narrow else ', '.join(said)}  ", "alarm"))
     if view is not None and view.is_synthetic:
         spans.append(("synthetic  ", "strong"))
     spans += _state(scene)
-    window = window_words(scene.window_ns)
+    window = format_window(scene.window_ns)
     if is_narrow:
         spans.append((f"win {window} ", "dim"))
         return tuple(spans)
-    probe = probe_words(view.health) if view else UNKNOWN
+    probe = format_probe(view.health) if view else UNKNOWN
     real_ns = scene.snapshot.real_ns if scene.snapshot else 0
     spans.append((f"{scene.refresh_hz:g} Hz  win {window}  probe {probe}  ", "dim"))
     is_past = scene.snapshot is not None and scene.snapshot.mode in ("ended", "replay")

@@ -62,7 +62,7 @@ def spread(left: Line, right: Line, width: int) -> Line:
     return (*fit_line(left, room), *right)
 
 
-def beside(blocks: Sequence[Sequence[Line]]) -> list[Line]:
+def join_columns(blocks: Sequence[Sequence[Line]]) -> list[Line]:
     """Join blocks of equal height side by side."""
     return [tuple(span for line in row for span in line) for row in zip(*blocks, strict=True)]
 

@@ -7,7 +7,8 @@ from textwrap import wrap
 
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.tui.columns import columns_for, heading_line, order_rows, row_line
-from inferscope.tui.header import confessions, probe_words
+from inferscope.tui.header import caveats, format_probe
+from inferscope.tui.labels import format_listed, format_window, has_gpu, view_verdict
 from inferscope.tui.lines import TRIANGLE, Line, text_of
 from inferscope.tui.panels import largest_problem
 from inferscope.tui.panels.causes import cause_rows
@@ -29,7 +30,6 @@ from inferscope.tui.plots import (
     to_ascii,
 )
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import has_gpu, listed_words, view_verdict, window_words
 
 _NUM_CAUSES = 8
 _NUM_REQUESTS = 20
@@ -60,7 +60,7 @@ def once_text(snapshot: Snapshot, *, width: int = 100, ascii: bool = False) -> s
 
 def _engine(scene: Scene, view: EngineView, width: int) -> list[str]:
     word = "GPU time by phase" if has_gpu(view) else "Device time by phase"
-    window = window_words(view.window_ns)
+    window = format_window(view.window_ns)
     lines = [
         *_header(scene, view),
         "",
@@ -95,7 +95,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
     ]
     if view.is_synthetic:
         who.append("synthetic")
-    said = confessions(scene)
+    said = caveats(scene)
     lines = ["  ".join(who)]
     if said:
         lines.append(f"▲ {', '.join(said)}")
@@ -109,7 +109,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         f"prefill {per_second(view.prefill_tok_s)} tok/s  decode"
         f" {per_second(view.decode_tok_s)} tok/s  step p50 {milliseconds(view.step.p50_ns)} ms"
         f"  host gap p50 {milliseconds(view.host_gap.p50_ns)} ms"
-        f"  probe {probe_words(view.health)}"
+        f"  probe {format_probe(view.health)}"
     )
     peaks, reason = peak_note(view), view.counters.reason
     if peaks or reason:
@@ -137,7 +137,7 @@ def _causes(view: EngineView, width: int) -> list[str]:
 
 def _requests(view: EngineView, width: int) -> list[str]:
     if not view.requests:
-        return [f"Requests: {listed_words(view)}" if view.num_finished else "Requests: none yet"]
+        return [f"Requests: {format_listed(view)}" if view.num_finished else "Requests: none yet"]
     columns = columns_for(width)
     by_p99 = next(column for column in columns if column.name == _SORT)
     order = order_rows(view.requests, range(len(view.requests)), by_p99, is_reversed=True)
@@ -145,7 +145,7 @@ def _requests(view: EngineView, width: int) -> list[str]:
     rows = [
         row_line(view.requests[i], columns, width - 2, unit="ms") for i in order[:_NUM_REQUESTS]
     ]
-    lines = [f"Requests ({listed_words(view)}; by TBT p99)", *_texts([head, *rows])]
+    lines = [f"Requests ({format_listed(view)}; by TBT p99)", *_texts([head, *rows])]
     num_more = len(order) - _NUM_REQUESTS
     return [*lines, f"  … {num_more} more"] if num_more > 0 else lines
 

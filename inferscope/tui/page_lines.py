@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferscope.metrics_page.reading import Quantiles
+from inferscope.metrics_page.reading import BucketQuantiles
 from inferscope.metrics_page.view import PageView
 from inferscope.tui.lines import TRIANGLE, Line, text_of
 from inferscope.tui.plots import (
@@ -81,7 +81,7 @@ def _gauge(value: float | None, width: int) -> Line:
     return () if value is None or room < 8 else ((bar(min(value, 1.0), room), "gauge"),)
 
 
-def _latency(word: str, found: Quantiles | None) -> Line:
+def _latency(word: str, found: BucketQuantiles | None) -> Line:
     if found is None:
         return ((f"  {word:10}", "dim"), (f"{UNKNOWN:>10}" * 4 + f"{UNKNOWN:>9}", "body"))
     cells = [
@@ -93,7 +93,7 @@ def _latency(word: str, found: Quantiles | None) -> Line:
     return ((f"  {word:10}", "dim"), (text, "body"))
 
 
-def _sign(name: str, found: Quantiles) -> str:
+def _sign(name: str, found: BucketQuantiles) -> str:
     """Return the sign of a quantile of which only one bound is known."""
     if name in found.below:
         return "<"

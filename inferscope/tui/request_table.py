@@ -27,10 +27,10 @@ from inferscope.tui.columns import (
     row_line,
 )
 from inferscope.tui.filters import EVERYTHING, Filter
+from inferscope.tui.labels import format_listed
 from inferscope.tui.lines import Line, fit_line, frame, rule
 from inferscope.tui.panels.phases import Unit
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import listed_words
 
 _MARGIN = 20
 _FULL_SORT_NS = 1_000_000_000
@@ -38,7 +38,7 @@ _FRAMED = 100
 """From this width on the table has a frame."""
 
 
-class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
+class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
     """A table over a tuple of rows and an order of their indices."""
 
     DEFAULT_CSS = "RequestTable { height: 1fr; width: 1fr; scrollbar-size: 0 0; }"
@@ -325,7 +325,7 @@ class RequestTable(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _title(self) -> str:
         view = self._scene.view
-        return f"Requests: {listed_words(view)}" if view is not None else "Requests"
+        return f"Requests: {format_listed(view)}" if view is not None else "Requests"
 
     def _note(self) -> str:
         if self.filter.text and self.size.width < _FRAMED:

@@ -9,8 +9,8 @@ import pytest
 from inferscope_jsonl.exporter import request_row
 from inferscope_otlp.attributes import prefill_attributes
 from inferscope_otlp.finished import Finished
-from inferscope_prometheus.families import Look, families
-from inferscope_prometheus.numbers import Counts
+from inferscope_prometheus.engine_counters import ReplicaCounters
+from inferscope_prometheus.families import EngineSample, families
 from msgspec.structs import replace
 
 from inferscope.collector.accounts import (
@@ -31,7 +31,7 @@ from inferscope.collector.view import snapshot
 from inferscope.collector.work import NUM_COLUMNS, Work
 from inferscope.records import TICK_NS
 from inferscope.tui.lines import text_of
-from inferscope.tui.panels.phases import counted_words
+from inferscope.tui.panels.phases import format_counted
 from inferscope.tui.panels.request import request_detail
 from tests.collector.scripts import MS, START_NS, Finals
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
@@ -135,7 +135,7 @@ def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() ->
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
     (told,) = (
         family
-        for family in families([Look(view, {0: Counts()}, None)])
+        for family in families([EngineSample(view, {0: ReplicaCounters()}, None)])
         if family.name == "inferscope_apportioned_error_ratio"
     )
     ((sample),) = told.samples
@@ -382,7 +382,7 @@ def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
     assert view.counters.use["prefill"].sm_share == pytest.approx(0.9, rel=0.02)
     assert view.counters.use["decode"].power_w is None
     assert "energy_uj" not in view.counters.totals
-    assert counted_words(view.counters).startswith("SM 9")
+    assert format_counted(view.counters).startswith("SM 9")
 
 
 def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
@@ -401,13 +401,13 @@ def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
 
 def test_the_screen_tells_what_decoding_moves_and_of_prefill_nothing_that_is_not_known() -> None:
     use = {"decode": PhaseUse(0.3, None, 2.9e12, 0.1e12, None)}
-    assert counted_words(CountersView(use=use)).endswith("HBM -/3.00 TB/s")
+    assert format_counted(CountersView(use=use)).endswith("HBM -/3.00 TB/s")
 
 
 def test_where_nothing_is_counted_the_reason_is_told() -> None:
     collector, finals = Train().alternate(until_ms=300).play()
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
-    assert counted_words(view.counters).startswith("SM -, HBM -: no samples of this device")
+    assert format_counted(view.counters).startswith("SM -, HBM -: no samples of this device")
     row = request_row(finals.requests[0])
     assert row["by_phase"]["decode"]["sm_active_ns"] is None
     assert "sm_active_ns" not in row["provenance"]
@@ -428,7 +428,7 @@ def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
 def test_metrics_have_families_of_what_is_counted_and_none_of_what_is_not() -> None:
     def exported(train: Train) -> dict[str, dict[tuple[str, ...], float]]:
         view = snapshot(train.play()[0], window_ns=60_000 * MS, mode="ended").engines[0]
-        look = Look(view, {0: Counts()}, None, 0)
+        look = EngineSample(view, {0: ReplicaCounters()}, None, 0)
         return {
             family.name: {
                 tuple(sample.labels.values())[5:]: sample.value for sample in family.samples

@@ -9,7 +9,7 @@ from inferscope.collector.snapshot import EngineView
 from inferscope.collector.source import open_source
 from inferscope.collector.view import snapshot
 from inferscope.records import Record, Tick
-from inferscope.tui.words import listed_words
+from inferscope.tui.labels import format_listed
 from tests.report.test_why import SAMPLE
 
 SECOND_NS = 1_000_000_000
@@ -65,7 +65,7 @@ def test_the_rows_are_what_is_alive_and_what_finished_in_the_window(looks: Looks
         assert [row.request_id for row in view.requests[len(alive) :]] == wanted[::-1]
         assert len(wanted) == view.num_finished_since == view.e2e.num
         assert view.listed_ns == view.window_ns
-        assert f"{len(wanted)} done in" in listed_words(view)
+        assert f"{len(wanted)} done in" in format_listed(view)
 
 
 def test_each_first_token_of_the_window_has_its_row_and_the_quantiles_are_theirs(

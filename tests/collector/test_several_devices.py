@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from inferscope_prometheus.families import Look, families
-from inferscope_prometheus.numbers import Counts
+from inferscope_prometheus.engine_counters import ReplicaCounters
+from inferscope_prometheus.families import EngineSample, families
 from inferscope_prometheus.page import page
 
 from inferscope.collector.snapshot import EngineView
 from inferscope.collector.view import snapshot
 from inferscope.records import EngineInfo
-from inferscope.tui.panels.phases import counted_words
+from inferscope.tui.panels.phases import format_counted
 from tests.collecting.running import Scrape
 from tests.collector.scripts import MS, START_NS
 from tests.collector.trains import DECODE, GPU, PREFILL, SHAPE, Train
@@ -64,7 +64,9 @@ def view_of(train: Train) -> EngineView:
 
 
 def scraped(view: EngineView) -> Scrape:
-    return Scrape(page(families([Look(view, {0: Counts()}, None)]), is_open=False).decode())
+    return Scrape(
+        page(families([EngineSample(view, {0: ReplicaCounters()}, None)]), is_open=False).decode()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_counters_of_the_devices_sum_to_the_engine_s_and_each_is_over_its_own_ti
 
 
 def test_the_screen_tells_the_power_of_all_and_the_mean_of_the_sms(view: EngineView) -> None:
-    assert "  750 W" in counted_words(view.counters)
+    assert "  750 W" in format_counted(view.counters)
     for at, phase in ((PREFILL, "prefill"), (DECODE, "decode")):
         mean = sum(shares[at] for shares in SM.values()) / 2
         assert view.counters.use[phase].sm_share == pytest.approx(mean, rel=0.05)

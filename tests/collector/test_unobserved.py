@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_jsonl import JsonlExporter
 from inferscope_otlp.attributes import root_attributes
-from inferscope_otlp.finished import Engine, Finished
-from inferscope_prometheus.numbers import Numbers
+from inferscope_otlp.finished import EngineResource, Finished
+from inferscope_prometheus.engine_counters import EngineCounters
 
 from inferscope.collector.finals import (
     CORE_NOT_OBSERVED,
@@ -300,14 +300,14 @@ def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
     front_end_serves(script, script.ring("frontend"))
     _, finals = script.play(until_ms=900)
     final = finals.only()
-    numbers = Numbers()
+    numbers = EngineCounters()
     numbers.request(final)
     counts = numbers.by_replica[0]
     assert sum(counts.cause_ns.values()) == 0
     assert sum(counts.histograms["request_queue"].counts) == 0
     assert sum(counts.histograms["request_duration"].counts) == 1
     finished = Finished(final, None, None, None, {})
-    told = root_attributes(finished, Engine("engine"), "text_completion", None)
+    told = root_attributes(finished, EngineResource("engine"), "text_completion", None)
     assert told["inferscope.ledger_missing"] == "core not observed"
     assert not [name for name in told if name.startswith("inferscope.ledger.")]
     assert "inferscope.gpu_seconds" not in told

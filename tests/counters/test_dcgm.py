@@ -11,7 +11,7 @@ from inferscope.counters.claims import NoClaims
 from inferscope.counters.dcgm import DcgmSource, read_page
 from inferscope.counters.source import Unavailable
 from inferscope.errors import NotFound
-from inferscope.metrics_page.fetch import Page, Sample, _samples
+from inferscope.metrics_page.fetch import MetricsPage, PageSample, _samples
 from inferscope.records import COUNTERS
 from tests.metrics_page.page_server import PageServer, serving
 
@@ -112,15 +112,15 @@ def test_nobody_there_is_one_line() -> None:
 @given(
     st.lists(
         st.builds(
-            Sample,
+            PageSample,
             st.sampled_from(["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "up"]),
             st.dictionaries(st.sampled_from(["UUID", "GPU_I_ID", "modelName"]), st.text()),
             st.floats(),
         )
     )
 )
-def test_whatever_stands_on_a_page_gives_numbers_or_nothing(samples: list[Sample]) -> None:
-    for name, numbers in read_page(Page("", 0, 0, tuple(samples))).values():
+def test_whatever_stands_on_a_page_gives_numbers_or_nothing(samples: list[PageSample]) -> None:
+    for name, numbers in read_page(MetricsPage("", 0, 0, tuple(samples))).values():
         assert isinstance(name, str)
         assert all(0 <= number < 2**47 for number in numbers.values())
 
@@ -133,4 +133,4 @@ def test_a_damaged_page_is_read_or_refused(noise: bytes, start: int, length: int
         samples = _samples("http://here", damaged)
     except NotFound:
         return
-    read_page(Page("", 0, 0, samples))
+    read_page(MetricsPage("", 0, 0, samples))

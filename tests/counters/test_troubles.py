@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from inferscope_jsonl import JsonlExporter
-from inferscope_prometheus.families import Look, families
-from inferscope_prometheus.numbers import Counts
+from inferscope_prometheus.engine_counters import ReplicaCounters
+from inferscope_prometheus.families import EngineSample, families
 
 from inferscope.collector.finals import DeviceHealth
 from inferscope.collector.fold import READER, Collector
@@ -31,7 +31,7 @@ from inferscope.records import (
 )
 from inferscope.tui import panels
 from inferscope.tui.lines import text_of
-from inferscope.tui.panels.phases import trouble_words
+from inferscope.tui.panels.phases import format_device_health
 from tests.collector.scripts import START_NS, Script
 from tests.counters.conftest import Play
 from tests.counters.recorded_nvml import Recording
@@ -81,7 +81,7 @@ def health_of(collector: Collector) -> DeviceHealth | None:
 
 def metrics(collector: Collector) -> dict[str, dict[tuple[str, ...], float]]:
     (view,) = snapshot(collector, window_ns=10 * PERIOD, mode="ended").engines
-    look = Look(view, {0: Counts()}, None, 0)
+    look = EngineSample(view, {0: ReplicaCounters()}, None, 0)
     return {
         family.name: {tuple(each.labels.values())[5:]: each.value for each in family.samples}
         for family in families([look])
@@ -241,10 +241,10 @@ def test_bits_and_errors_without_a_word_keep_their_numbers() -> None:
 def test_the_screen_names_what_holds_a_device_back_now_and_its_errors() -> None:
     collector = folded([window(0, 1, 0x20), window(1, 2, 0x4 | 0x40)])
     (view,) = snapshot(collector, window_ns=10 * PERIOD, mode="live").engines
-    assert trouble_words(view) == "throttled: power cap, hardware thermal"
+    assert format_device_health(view) == "throttled: power cap, hardware thermal"
     collector.fold(READER, Tick(collector.now_ns + 30 * PERIOD, 0))
     (view,) = snapshot(collector, window_ns=10 * PERIOD, mode="live").engines
-    assert trouble_words(view) == ""
+    assert format_device_health(view) == ""
     (device,) = view.devices
     health = DeviceHealth(xids={"nvlink": 2, "gsp_error": 0}, throttled_now=("thermal",))
     drawn = replace(engine_view(), devices=(replace(device, health=health),))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from inferscope_otlp.finished import Engine
+from inferscope_otlp.finished import EngineResource
 from inferscope_otlp.resource import resource
 from inferscope_prometheus.page import MOST_LABEL
 from inferscope_prometheus.settings import read_settings
@@ -382,7 +382,7 @@ def test_traces_say_which_pod_and_node_they_are_of(
 ) -> None:
     for name, value in environment(way.collector.env, FIELDS).items():
         monkeypatch.setenv(name, value)
-    told = resource(Engine("team-a.vllm-0", "vllm", "m"), service_name=None)
+    told = resource(EngineResource("team-a.vllm-0", "vllm", "m"), service_name=None)
     assert told["k8s.node.name"] == "node-1"
     if way.name == "sidecar":
         assert (told["k8s.namespace.name"], told["k8s.pod.name"]) == ("team-a", "vllm-0")

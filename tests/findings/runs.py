@@ -11,8 +11,8 @@ import pytest
 
 from inferscope.collector.source import catch_up, open_source
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
-from inferscope.findings import EngineFindings, Watch, findings
-from inferscope.findings.watch import Run
+from inferscope.findings import EngineFindings, RunSummarizer, findings
+from inferscope.findings.run_summary import RunSummary
 from inferscope.probe import Probe
 from tests.collector.scripts import Finals
 
@@ -33,7 +33,7 @@ class Ask:
 class Judged:
     """A run and what was found."""
 
-    run: Run
+    run: RunSummary
     of_engine: EngineFindings
     finals: Finals
 
@@ -92,7 +92,7 @@ def serve(
 
 def judge(folder: Path) -> Judged:
     """Judge what a folder of rings says."""
-    watch, finals = Watch(), Finals()
+    watch, finals = RunSummarizer(), Finals()
     source = open_source(folder, sinks=(watch, finals), listen=watch.listen)
     catch_up(source)
     source.close()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.collector.finals import FinalRequest
-from inferscope.findings import EngineFindings, Watch, findings
+from inferscope.findings import EngineFindings, RunSummarizer, findings
 from inferscope.findings.rules import FEWEST_REQUESTS
 from inferscope.records import CAUSES, FINISHES, RingOpened, StepPlan
 from inferscope.report.findings import findings_json, findings_text
@@ -74,7 +74,7 @@ plans = st.builds(
 
 
 def judged(requests: list[FinalRequest], told: list[StepPlan], copies: int) -> EngineFindings:
-    watch = Watch()
+    watch = RunSummarizer()
     watch.listen(0, RingOpened(0, 1, "e", "core", 0, 1, "host", "boot", 0, 0))
     for plan in told:
         watch.listen(1, plan)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from inferscope.collector.finals import FinalRequest
 from inferscope.findings import Finding
 from inferscope.findings.bad_latency import bad_latency
-from inferscope.findings.rows import ROWS
+from inferscope.findings.cause_advice import ROWS
 from inferscope.findings.rules import findings_of
+from inferscope.findings.run_summary import RunSummary
 from inferscope.findings.tail import Tail
-from inferscope.findings.watch import Run
 from inferscope.records import CAUSES
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -39,14 +39,14 @@ def answer(
     )  # fmt: skip
 
 
-def run_of(*requests: FinalRequest) -> Run:
-    run = Run("e")
+def run_of(*requests: FinalRequest) -> RunSummary:
+    run = RunSummary("e")
     for request in requests:
         run.requests.add(request, np.zeros(request.num_gaps, dtype=np.int64))
     return run
 
 
-def bad(run: Run, judged: dict[str, bool] | None = None) -> dict[str, Finding]:
+def bad(run: RunSummary, judged: dict[str, bool] | None = None) -> dict[str, Finding]:
     return {finding.id: finding for finding in bad_latency(run, (), judged or {})}
 
 

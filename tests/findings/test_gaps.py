@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.collector.source import RecordingSource
-from inferscope.findings import Watch
+from inferscope.findings import RunSummarizer
 from inferscope.findings.requests import by_gap
-from inferscope.findings.steps import Steps
+from inferscope.findings.steps import StepStats
 from tests.collector.scripts import Finals
 from tests.report.test_why import SAMPLE
 
@@ -43,7 +43,7 @@ def test_a_wait_belongs_to_the_gap_that_its_step_ended_in() -> None:
 
 
 def test_on_a_real_run_the_gaps_give_back_what_the_ledgers_booked() -> None:
-    watch, finals, steps = Watch(), Finals(), Steps()
+    watch, finals, steps = RunSummarizer(), Finals(), StepStats()
     waited: dict[str, int] = {}
 
     class Waits:

@@ -8,8 +8,8 @@ import pytest
 from inferscope.attribution.counterfactual import Delay
 from inferscope.collector.finals import FinalStep
 from inferscope.findings import plans, steps
-from inferscope.findings.plans import Prefixes
-from inferscope.findings.steps import Steps
+from inferscope.findings.plans import PrefixStats
+from inferscope.findings.steps import StepStats
 from inferscope.records import DECODE, PREFILL, QUEUED, RequestEvent
 
 
@@ -30,7 +30,7 @@ def test_requests_whose_end_is_never_seen_are_forgotten_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps, "_MOST_WAITING", 64)
-    watched = Steps()
+    watched = StepStats()
     for number in range(1_000):
         watched.add(mixed(number))
     assert watched.num_mixed == 1_000
@@ -38,7 +38,7 @@ def test_requests_whose_end_is_never_seen_are_forgotten_in_time(
 
 
 def test_a_step_counts_once_however_many_ranks_tell_of_it() -> None:
-    watched = Steps()
+    watched = StepStats()
     for _ in range(4):
         watched.add(mixed(7))
     assert (watched.num, watched.decodes, watched.mixed_prefill_tokens) == (1, 1, 1)
@@ -48,7 +48,7 @@ def test_old_beginnings_are_forgotten_and_repeated_ones_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plans, "_MOST_PREFIXES", 100)
-    prefixes = Prefixes()
+    prefixes = PrefixStats()
     for number in range(10_000):
         for digests in ((1, 2), (10 + number,)):
             prefixes.add(RequestEvent(0, number, QUEUED, 0, prefix_digests=digests))

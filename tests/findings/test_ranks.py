@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from inferscope_prometheus.bill import Bill
-from inferscope_prometheus.numbers import Counts, Numbers
+from inferscope_prometheus.cost_allocation import CostAllocation
+from inferscope_prometheus.engine_counters import EngineCounters, ReplicaCounters
 from inferscope_prometheus.tenants import Tenants
 
 from inferscope.collector.fold import Collector
-from inferscope.findings import Watch
+from inferscope.findings import RunSummarizer
 from inferscope.findings.ranks import slow_rank
-from inferscope.findings.watch import Run
+from inferscope.findings.run_summary import RunSummary
 from tests.collector.scripts import Finals, Script
 
 NUM_STEPS = 30
 
 
-def ran(took_ms: Sequence[float], *, ranks: int | None = None) -> tuple[Run, Counts]:
+def ran(
+    took_ms: Sequence[float], *, ranks: int | None = None
+) -> tuple[RunSummary, ReplicaCounters]:
     """Return a run whose ranks take so long over each step, and what Prometheus counts of it."""
     script = Script()
     num_tensor = ranks or len(took_ms)
@@ -38,7 +40,11 @@ def ran(took_ms: Sequence[float], *, ranks: int | None = None) -> tuple[Run, Cou
         core.emitted([mine])
     script.at(2 + 40 * NUM_STEPS)
     core.finished(mine)
-    watch, finals, numbers = Watch(), Finals(), Numbers(Bill(Tenants(most=3)))
+    watch, finals, numbers = (
+        RunSummarizer(),
+        Finals(),
+        EngineCounters(CostAllocation(Tenants(most=3))),
+    )
     collector = Collector(watch, finals)
     for item in script.items(until_ms=3000 + 40 * NUM_STEPS):
         collector.fold(item.ring, item.record)

@@ -18,7 +18,7 @@ from inferscope.findings.latency import (
     small_batch_with_queue,
 )
 from inferscope.findings.rules import FEWEST_REQUESTS
-from inferscope.findings.watch import Run
+from inferscope.findings.run_summary import RunSummary
 from inferscope.report.findings import findings_text
 from tests.findings.runs import VOCAB, Ask, Judged, asks, serve
 
@@ -102,7 +102,7 @@ def test_a_batch_beyond_what_the_device_gives_is_found(
     alone_ms: int, queue_ms: int, is_found: bool
 ) -> None:
     """Thirty decodes take 40 ms together; told by sums, for a fit on a busy machine is rough."""
-    run = Run("engine")
+    run = RunSummary("engine")
     run.requests.after_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800)
     run.requests.life_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800, queue=queue_ms)
     run.requests.num_tokens_after = 100
@@ -120,7 +120,7 @@ def test_a_batch_beyond_what_the_device_gives_is_found(
     ("cause", "advice"), [("queue", "Work on admission"), ("frontend", "on the cause named above")]
 )
 def test_late_first_tokens_are_laid_to_their_own_cause(cause: str, advice: str) -> None:
-    run = Run("engine")
+    run = RunSummary("engine")
     requests = run.requests
     for _ in range(10):
         requests.ttft.add(100)
@@ -136,7 +136,7 @@ def test_late_first_tokens_are_laid_to_their_own_cause(cause: str, advice: str) 
 
 
 def test_late_later_tokens_are_told_with_what_would_be_without_their_cause() -> None:
-    run = Run("engine")
+    run = RunSummary("engine")
     requests = run.requests
     requests.ttft.add(100)
     requests.before_ns.update(prefill_own=100)

@@ -19,11 +19,11 @@ from inferscope.collector.finals import FinalStep
 from inferscope.collector.source import RingSource, catch_up, open_source
 from inferscope.engine import EngineOptions, Sampling, load_engine
 from inferscope.engine.runner import Batch, Runner
-from inferscope.findings import Watch, findings
+from inferscope.findings import RunSummarizer, findings
 from inferscope.findings.rules import FEWEST_REQUESTS
+from inferscope.findings.run_summary import RunSummary
 from inferscope.findings.slow_steps import Reason, reason, slow_steps
 from inferscope.findings.slowness import HOST, Slowness
-from inferscope.findings.watch import Run
 from inferscope.probe import Probe
 from inferscope.records import DECODE, PREFILL, CounterSample, EngineInfo, RingOpened
 from inferscope.report.findings import findings_json
@@ -89,7 +89,7 @@ def counted(number: int, second: Second) -> Iterator[tuple[int, CounterSample]]:
 
 def watched(seconds: list[Second]) -> Slowness:
     """Return what a run of such seconds leaves, eight decode steps and two mixed ones in each."""
-    watch = Watch()
+    watch = RunSummarizer()
     watch.listen(0, RingOpened(0, ENGINE, "e", "core", 0, 1, "host", "boot", 0, 0))
     watch.listen(0, RingOpened(0, SAMPLER, "sampler", "sampler", 0, 2, "host", "boot", 0, 0))
     watch.listen(ENGINE, EngineInfo(0, "test", device_uuid="u"))
@@ -331,7 +331,7 @@ def test_a_recording_gives_the_finding_that_the_rings_give(
         engine.probe._log.report(end_ns, complete_through_ns=end_ns, num_dropped=0)
     engine.close()
     engine.probe.close()
-    live, file = Watch(), tmp_path / "run.isr"
+    live, file = RunSummarizer(), tmp_path / "run.isr"
     source = RingSource(
         lambda: (tmp_path / "rings").glob("**/*.ring"),
         name="run",
@@ -341,7 +341,7 @@ def test_a_recording_gives_the_finding_that_the_rings_give(
     )
     catch_up(source)
     source.close()
-    again = Watch()
+    again = RunSummarizer()
     replayed = open_source(file, sinks=(again,), listen=again.listen)
     catch_up(replayed)
     replayed.close()
@@ -365,7 +365,7 @@ def test_a_recording_gives_the_finding_that_the_rings_give(
 def test_slowness_is_a_finding_where_it_matters(
     seconds: list[Second], lost_ns: int, is_found: bool
 ) -> None:
-    run = Run("e")
+    run = RunSummary("e")
     run.requests.life_ns.update(slowdown=lost_ns, decode_own=100 - lost_ns)
     run.slowness = watched(seconds)
     found = slow_steps(run)
@@ -382,7 +382,7 @@ def test_clean_runs_are_accused_of_nothing(seed: int) -> None:
     num_accused = 0
     for _ in range(100):
         usual, others = rng.uniform(0.0, 0.07), rng.uniform(0.0, 1.5)
-        run = Run("e")
+        run = RunSummary("e")
         seconds = []
         for _ in range(12):
             used = max(0.0, rng.gauss(others, 0.3))

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from inferscope.collector.fold import Collector
-from inferscope.findings import Finding, Watch, findings
+from inferscope.findings import Finding, RunSummarizer, findings
 from inferscope.probe.probe import digest64
 from inferscope.records import VERIFY, StepSlices
 from tests.collector.scripts import Ring, Script
@@ -60,7 +60,7 @@ def run(accepted: int) -> dict[str, Finding]:
         core.step(step, [(index, 1, context)], start_ms=at_ms, end_ms=at_ms + took_ms(1))
         step, at_ms = step + 1, at_ms + took_ms(1)
         core.finished(index)
-    watch = Watch()
+    watch = RunSummarizer()
     collector = Collector(watch)
     for item in script.items(until_ms=at_ms + 2_000):
         collector.fold(item.ring, item.record)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.open_loop import ClientTimes, OpenLoop
-from inferscope.load.workload import Ask
+from inferscope.load.workload import PlannedRequest
 from tests.load.asking import ask
 from tests.load.raw_server import SSE, RawServer, Script, saying, whole
 
@@ -32,7 +32,7 @@ def usage(prompt: int, output: int, **fields: object) -> dict[str, object]:
 
 
 def drive(
-    url: str, asks: list[Ask], *, timeout_s: float = 30.0, counting: bool = False
+    url: str, asks: list[PlannedRequest], *, timeout_s: float = 30.0, counting: bool = False
 ) -> list[ClientTimes]:
     times: list[ClientTimes] = []
 

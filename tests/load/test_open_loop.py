@@ -8,8 +8,14 @@ from collections.abc import AsyncIterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.load.open_loop import ClientTimes, Delivery, Failed, OpenLoop, Usage
-from inferscope.load.workload import Ask
+from inferscope.load.open_loop import (
+    ClientTimes,
+    OpenLoop,
+    ReceivedTokens,
+    RequestFailed,
+    TokenUsage,
+)
+from inferscope.load.workload import PlannedRequest
 from tests.load.asking import ask, now
 
 
@@ -21,35 +27,35 @@ class SlowServer:
         self.num = num
         self.seen = 0
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         self.seen += 1
         if self.seen == self.num:
             self.everybody.set()
         await self.everybody.wait()
-        yield Delivery(now(), 1)
-        yield Delivery(now(), 2)
-        yield Delivery(now(), usage=Usage(7, 3))
+        yield ReceivedTokens(now(), 1)
+        yield ReceivedTokens(now(), 2)
+        yield ReceivedTokens(now(), usage=TokenUsage(7, 3))
 
 
 class BrokenServer:
     """Fails after the first token, in one of two ways."""
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
-        yield Delivery(now(), 1)
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
+        yield ReceivedTokens(now(), 1)
         if ask.seed:
-            raise Failed("HTTP 503", "busy")
+            raise RequestFailed("HTTP 503", "busy")
         raise ConnectionError("gone")
 
 
 class MoodyServer:
     """Answers, fails or hangs, as the request's seed says."""
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         if ask.seed == 2:
             await asyncio.Event().wait()
-        yield Delivery(now(), 1)
+        yield ReceivedTokens(now(), 1)
         if ask.seed == 1:
-            raise Failed("moody")
+            raise RequestFailed("moody")
 
 
 def test_requests_leave_however_late_the_answers_are() -> None:

@@ -13,8 +13,8 @@ from inferscope.load.arrivals import bursts, poisson
 from inferscope.load.http import parts_of
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.plan import MIX, Composer, of_kind, of_lengths, plan, stream
-from inferscope.load.words import WORDS, WordPrompts
-from inferscope.load.workload import KINDS, Ask
+from inferscope.load.prompts import WORDS, WordPrompts
+from inferscope.load.workload import KINDS, PlannedRequest
 
 
 def lengths(seed: int, *, tokens_per_word: float = 1.0, prompt: str = "20..60") -> Composer:
@@ -24,7 +24,9 @@ def lengths(seed: int, *, tokens_per_word: float = 1.0, prompt: str = "20..60") 
     return of_lengths(seed, words, prompt=parse_lengths(prompt), output=parse_lengths("1..9"))
 
 
-def asks(seed: int, compose: Composer, *, num: int = 30, rate_s: float = 5.0) -> list[Ask]:
+def asks(
+    seed: int, compose: Composer, *, num: int = 30, rate_s: float = 5.0
+) -> list[PlannedRequest]:
     arrivals = poisson(stream(seed, "arrivals"), rate_s)
     return list(itertools.islice(plan(seed, arrivals, compose, is_traced=True), num))
 
@@ -38,7 +40,7 @@ def test_the_same_seed_plans_the_same_load(seed: int, kind: str) -> None:
 
 
 def test_other_lengths_leave_arrivals_and_traces_where_they_were() -> None:
-    def without_content(stream: list[Ask]) -> list[Ask]:
+    def without_content(stream: list[PlannedRequest]) -> list[PlannedRequest]:
         return [
             dataclasses.replace(
                 ask, kind="", prompt="", max_tokens=0, sections=(), repeated_share=None

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferscope.load.open_loop import ClientTimes, Outcome
-from inferscope.load.quantiles import Durations
+from inferscope.load.quantiles import LatencySamples
 from inferscope.load.report import live_line, summary_text
-from inferscope.load.summary import Tally
+from inferscope.load.summary import LoadStats
 
 MS = 1_000_000
 
@@ -36,7 +36,7 @@ def request(
 def test_percentiles_are_within_half_a_percent_and_the_maximum_exact(
     values: list[int], share: float
 ) -> None:
-    durations = Durations()
+    durations = LatencySamples()
     for value in values:
         durations.add(value)
     exact = sorted(values)[math.ceil(share * len(values)) - 1]
@@ -45,7 +45,7 @@ def test_percentiles_are_within_half_a_percent_and_the_maximum_exact(
 
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
-    summary = Tally().summary()
+    summary = LoadStats().summary()
     assert summary.ttft.p50_ns is None
     assert summary.prompt_tokens is None
     assert "Nothing was sent" in summary_text(summary)
@@ -61,7 +61,7 @@ def test_what_a_server_says_moves_no_cursor() -> None:
 
 @given(st.lists(st.sampled_from(get_args(Outcome)), max_size=30))
 def test_every_request_is_counted_under_one_heading(outcomes: list[Outcome]) -> None:
-    tally = Tally()
+    tally = LoadStats()
     for outcome in outcomes:
         tally.add(request(outcome))
     summary = tally.summary()
@@ -76,7 +76,7 @@ def test_every_request_is_counted_under_one_heading(outcomes: list[Outcome]) -> 
 
 
 def test_latencies_begin_when_a_request_was_sent_and_lateness_is_told_apart() -> None:
-    tally = Tally()
+    tally = LoadStats()
     tally.add(request(late_ms=50))
     summary = tally.summary()
     assert summary.ttft.max_ns == 20 * MS
@@ -86,7 +86,7 @@ def test_latencies_begin_when_a_request_was_sent_and_lateness_is_told_apart() ->
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_last_end() -> None:
-    tally = Tally()
+    tally = LoadStats()
     for at_ms in (0, 910):
         tally.add(request(at_ms=at_ms))
     summary = tally.summary()
@@ -97,7 +97,7 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_last_end() -> Non
 
 
 def test_failures_are_sorted_by_how_often_they_came() -> None:
-    tally = Tally()
+    tally = LoadStats()
     for error in ("timeout", "HTTP 429", "HTTP 429"):
         tally.add(request("error", error=error))
     assert list(tally.summary().failed.items()) == [("HTTP 429", 2), ("timeout", 1)]
@@ -106,7 +106,7 @@ def test_failures_are_sorted_by_how_often_they_came() -> None:
 
 @pytest.mark.parametrize(("late_ms", "says"), [(4, "kept up"), (6, "FELL BEHIND")])
 def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, says: str) -> None:
-    tally = Tally()
+    tally = LoadStats()
     tally.add(request(late_ms=late_ms))
     said = summary_text(tally.summary())
     assert says in said
@@ -115,7 +115,7 @@ def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, says: str)
 
 
 def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
-    tally = Tally()
+    tally = LoadStats()
     without = request()
     without.prompt_tokens = without.output_tokens = None
     tally.add(without)
@@ -131,7 +131,7 @@ def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
 def test_a_load_that_measures_the_prefix_cache_says_so(
     cached: int, repeated: float, was_seen: bool
 ) -> None:
-    tally = Tally()
+    tally = LoadStats()
     for _ in range(3):
         one = request()
         one.cached_tokens, one.repeated_share = cached, repeated
@@ -144,7 +144,7 @@ def test_a_load_that_measures_the_prefix_cache_says_so(
 
 
 def test_the_line_shown_while_it_runs_has_what_matters() -> None:
-    tally = Tally()
+    tally = LoadStats()
     tally.add(request())
     line = live_line(tally, elapsed_s=1.5, num_scheduled=3, num_open=2)
     assert "\n" not in line
@@ -155,7 +155,7 @@ def test_the_line_shown_while_it_runs_has_what_matters() -> None:
 @pytest.mark.parametrize("num", [0, 99, 12_345, 10**9, 10**15])
 @pytest.mark.parametrize("elapsed_s", [0.0, 99_999.9, 1e9])
 def test_the_line_shown_while_it_runs_fits_80_columns(num: int, elapsed_s: float) -> None:
-    tally = Tally()
+    tally = LoadStats()
     tally.add(request())
     line = live_line(tally, elapsed_s=elapsed_s, num_scheduled=num, num_open=num)
     assert len(line) < 80

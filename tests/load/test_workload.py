@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from inferscope.load.workload import KINDS, Ask, Workload
+from inferscope.load.workload import KINDS, PlannedRequest, Workload
 
 
-def asks(num: int, *, seed: int = 0, rate_s: float = 10.0) -> list[Ask]:
+def asks(num: int, *, seed: int = 0, rate_s: float = 10.0) -> list[PlannedRequest]:
     return list(itertools.islice(Workload(seed, rate_s=rate_s).asks(), num))
 
 

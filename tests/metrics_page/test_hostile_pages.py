@@ -17,9 +17,9 @@ from inferscope_prometheus.coverage import own_count
 
 from inferscope.errors import BadInput, NotFound
 from inferscope.metrics_page.dialects import dialect_of
-from inferscope.metrics_page.fetch import Page, Sample, fetch, page_url
+from inferscope.metrics_page.fetch import MetricsPage, PageSample, fetch, page_url
 from inferscope.metrics_page.reading import read
-from inferscope.metrics_page.view import look
+from inferscope.metrics_page.view import make_view
 from inferscope.tui.page_lines import page_text
 from tests.metrics_page.page_server import serving
 
@@ -97,7 +97,7 @@ def test_an_answer_that_is_no_http_is_shown_without_escapes() -> None:
 
 
 def test_names_on_an_unknown_page_are_shown_without_escapes() -> None:
-    page = Page("http://x", 0, 0, (Sample("\x1b[31mred", {}, 1.0),))
+    page = MetricsPage("http://x", 0, 0, (PageSample("\x1b[31mred", {}, 1.0),))
     with pytest.raises(NotFound) as caught:
         dialect_of(page)
     assert str(caught.value).isprintable()
@@ -160,17 +160,17 @@ def test_any_numbers_make_a_view_that_fits_the_screen(
     readings = []
     for look_no, (prompt, cached) in enumerate(counters):
         samples = [
-            Sample("vllm:num_requests_running", {"model_name": model}, gauges[0]),
-            Sample("vllm:num_requests_waiting", {}, gauges[1]),
-            Sample("vllm:kv_cache_usage_perc", {}, gauges[2]),
-            Sample("vllm:prompt_tokens_total", {}, prompt),
-            Sample("vllm:prompt_tokens_cached_total", {}, cached),
-            *(Sample(f"{ttft}_bucket", {"le": le}, number) for le, number in buckets),
-            Sample(f"{ttft}_sum", {}, gauges[0]),
+            PageSample("vllm:num_requests_running", {"model_name": model}, gauges[0]),
+            PageSample("vllm:num_requests_waiting", {}, gauges[1]),
+            PageSample("vllm:kv_cache_usage_perc", {}, gauges[2]),
+            PageSample("vllm:prompt_tokens_total", {}, prompt),
+            PageSample("vllm:prompt_tokens_cached_total", {}, cached),
+            *(PageSample(f"{ttft}_bucket", {"le": le}, number) for le, number in buckets),
+            PageSample(f"{ttft}_sum", {}, gauges[0]),
         ]
-        page = Page("http://x/metrics", 10**9 * look_no, 10**18, tuple(samples))
+        page = MetricsPage("http://x/metrics", 10**9 * look_no, 10**18, tuple(samples))
         readings.append(read(page, dialect_of(page)))
-    view = look("http://x/metrics", dialect_of(page), deque(readings), 60 * 10**9)
+    view = make_view("http://x/metrics", dialect_of(page), deque(readings), 60 * 10**9)
     text = page_text(view, width=100)
     assert max(map(len, text.splitlines())) <= 100
     assert all(line.isprintable() for line in text.splitlines())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferscope.errors import BadInput, NotFound
 from inferscope.metrics_page.dialects import DIALECTS, dialect_of
 from inferscope.metrics_page.fetch import fetch, page_url
-from inferscope.metrics_page.reading import Histogram, between, quantiles, read
+from inferscope.metrics_page.reading import PageHistogram, between, quantiles, read
 from inferscope.metrics_page.view import PageSource, PageView
 from inferscope.tui.page_lines import LABEL, page_text
 from tests.metrics_page.page_server import serving
@@ -172,7 +172,7 @@ def test_quantiles_lie_in_the_bucket_of_the_observation_they_stand_for(
 ) -> None:
     bounds = (0.001, 0.01, 0.1, 1.0, 10.0, math.inf)
     counts = tuple(float(sum(each <= bound for each in observed_s)) for bound in bounds)
-    found = quantiles(Histogram(bounds, counts, sum(observed_s)))
+    found = quantiles(PageHistogram(bounds, counts, sum(observed_s)))
     assert found is not None
     ordered = sorted(observed_s)
     for name, q, value_ns in (("p50", 0.5, found.p50_ns), ("p99", 0.99, found.p99_ns)):
@@ -213,7 +213,7 @@ def test_a_counter_without_its_suffix_is_found_all_the_same() -> None:
 
 
 def test_a_histogram_of_nothing_has_no_quantiles() -> None:
-    histogram = Histogram((1.0, math.inf), (3.0, 5.0), 4.0)
+    histogram = PageHistogram((1.0, math.inf), (3.0, 5.0), 4.0)
     assert quantiles(between(histogram, histogram)) is None
 
 

@@ -7,8 +7,8 @@ from inferscope.report.kernels import (
     BETWEEN,
     KERNEL,
     OPERATION,
+    kernel_times,
     slowdown,
-    spent,
     stall_ns,
     steps_of,
     with_steps,
@@ -46,7 +46,7 @@ def test_an_operation_is_billed_without_those_it_called() -> None:
     events = trace(
         op("linear", 10, 100), op("addmm", 20, 60), op("copy_", 30, 10), op("add", 120, 5)
     )
-    rows = {row.name: row.self_ns for row in spent(events, [])}
+    rows = {row.name: row.self_ns for row in kernel_times(events, [])}
     assert rows == {"linear": 40 * US, "addmm": 50 * US, "copy_": 10 * US, "add": 5 * US}
 
 
@@ -57,7 +57,7 @@ def test_threads_and_devices_are_no_callers_of_each_other() -> None:
         op("gemm", 30, 40, cat="kernel", tid=7),
         op("Memcpy", 40, 5, cat="gpu_memcpy", tid=7),
     )
-    rows = {(row.name, row.kind): (row.self_ns, row.num_calls) for row in spent(events, [])}
+    rows = {(row.name, row.kind): (row.self_ns, row.num_calls) for row in kernel_times(events, [])}
     assert rows["mm", OPERATION] == (150 * US, 2)
     assert rows["gemm", KERNEL] == (40 * US, 1)
     assert rows["Memcpy", KERNEL] == (5 * US, 1)
@@ -74,14 +74,14 @@ def test_steps_say_whose_a_moment_was() -> None:
     )
     steps = steps_of(records, events)
     assert [step.phase for step in steps] == ["prefill", "decode", "mixed"]
-    phases = {row.name: row.phase for row in spent(events, steps)}
+    phases = {row.name: row.phase for row in kernel_times(events, steps)}
     assert phases == {"a": "prefill", "b": "decode", "c": BETWEEN, "d": "mixed", "e": BETWEEN}
 
 
 def test_the_sum_over_phases_is_the_time_of_the_outermost_operations() -> None:
     events = trace(*(op(str(at % 3), 10.0 * at, 9.0 - at % 4) for at in range(50)))
     steps = steps_of(told((0, 200, bytes([DECODE])), (200, 400, bytes([PREFILL]))), events)
-    assert sum(row.self_ns for row in spent(events, steps)) == US * sum(
+    assert sum(row.self_ns for row in kernel_times(events, steps)) == US * sum(
         event["dur"] for event in events["traceEvents"]
     )
 
@@ -113,6 +113,6 @@ def test_what_stands_still_while_the_trace_is_made_is_told() -> None:
 
 
 def test_a_trace_without_anything_in_it_breaks_nothing() -> None:
-    assert spent({}, []) == []
+    assert kernel_times({}, []) == []
     assert with_steps({}, []) == {"traceEvents": []}
     assert steps_of([], {}) == []

@@ -12,7 +12,7 @@ import pytest
 from inferscope.attribution.rules import RULES
 from inferscope.collector.fold import Collector
 from inferscope.collector.source import RecordingSource
-from inferscope.report.shares import By, Shares, Tally
+from inferscope.report.shares import By, Shares, SharesSink
 from inferscope.report.shares_text import to_json, to_text
 from tests.collector.scripts import MS, Finals, Script
 
@@ -20,9 +20,11 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 BYS: tuple[By, ...] = get_args(By)
 
 
-def folded(script: Script, rule: str, *, until_ms: float = 900) -> tuple[Tally, Finals, Collector]:
+def folded(
+    script: Script, rule: str, *, until_ms: float = 900
+) -> tuple[SharesSink, Finals, Collector]:
     """Fold a script into a tally, up to an instant after its last step."""
-    tally, kept = Tally(rule), Finals()
+    tally, kept = SharesSink(rule), Finals()
     collector = Collector(tally, kept)
     for item in script.items(until_ms=until_ms):
         collector.fold(item.ring, item.record)
@@ -103,7 +105,7 @@ def test_requests_keep_their_names_and_phases_their_tokens() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_recorded_run_is_divided_as_its_requests_say(rule: str) -> None:
-    tally, kept = Tally(rule), Finals()
+    tally, kept = SharesSink(rule), Finals()
     source = RecordingSource(SAMPLE, sinks=(tally, kept))
     source.advance()
     source.close()
@@ -152,7 +154,7 @@ def test_text_says_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> 
 
 @pytest.fixture(scope="module")
 def of_the_sample() -> Shares:
-    tally = Tally("fair")
+    tally = SharesSink("fair")
     source = RecordingSource(SAMPLE, sinks=(tally,))
     source.advance()
     source.close()

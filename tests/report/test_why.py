@@ -19,12 +19,12 @@ from inferscope.collector.source import RecordingSource
 from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.records import CAUSES, Record
 from inferscope.report.facts import Facts, Waiting
-from inferscope.report.find import lives_in_recording
+from inferscope.report.request_index import requests_in_recording
+from inferscope.report.request_observer import RequestObserver
 from inferscope.report.text import to_json, to_text
 from inferscope.report.why import NS_PER_TENTH_MS, why
-from inferscope.report.witness import Witness
+from inferscope.tui.labels import CAUSE_MEANINGS
 from inferscope.tui.plots import share
-from inferscope.tui.words import CAUSE_MEANINGS
 from tests.collector.scripts import Finals
 
 ROUNDING_NS = 1_000
@@ -35,9 +35,9 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 @pytest.fixture(scope="module")
 def everyone() -> list[tuple[Facts, dict[str, int]]]:
     """Every request of the sample, witnessed in one fold, with its ledger from the fold itself."""
-    lives = lives_in_recording(SAMPLE)
+    lives = requests_in_recording(SAMPLE)
     names = {life.request_id: life.external_id or life.request_id for life in lives}
-    witnesses = [Witness(life, names) for life in lives]
+    witnesses = [RequestObserver(life, names) for life in lives]
 
     def listen(ring: int, record: Record) -> None:
         for witness in witnesses:

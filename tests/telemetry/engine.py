@@ -29,10 +29,10 @@ from inferscope.engine.runner import Batch, Runner
 from inferscope.engine.server.parent import listen_to_parent
 from inferscope.load.arrivals import poisson
 from inferscope.load.lengths import parse_lengths
-from inferscope.load.open_loop import Delivery, OpenLoop
+from inferscope.load.open_loop import OpenLoop, ReceivedTokens
 from inferscope.load.plan import of_lengths, plan, stream
-from inferscope.load.words import WordPrompts
-from inferscope.load.workload import Ask
+from inferscope.load.prompts import WordPrompts
+from inferscope.load.workload import PlannedRequest
 from inferscope.probe import Probe
 
 _LOADED = "builtin"
@@ -74,12 +74,12 @@ class Client:
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
 
-    async def ask(self, ask: Ask) -> AsyncIterator[Delivery]:
+    async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         """Send a request; yield what comes."""
         sampling = Sampling(max_tokens=ask.max_tokens, ignore_eos=True)
         async for delivery in self._front_end.ask(ask.prompt, sampling, external_id=ask.name):
             if delivery.num_tokens:
-                yield Delivery(time.monotonic_ns(), delivery.num_tokens)
+                yield ReceivedTokens(time.monotonic_ns(), delivery.num_tokens)
 
 
 class Faults:
@@ -113,7 +113,7 @@ class Faults:
             pass
 
 
-def asks(run: str, rate_s: float, num: int) -> list[Ask]:
+def asks(run: str, rate_s: float, num: int) -> list[PlannedRequest]:
     """Return requests that are all alike, of 32 tokens in and 2 out."""
     words = WordPrompts(stream(_SEED, run), tokens_per_word=1.5)
     compose = of_lengths(_SEED, words, prompt=parse_lengths("32"), output=parse_lengths("2"))

@@ -26,7 +26,7 @@ import pytest
 import yaml
 from inferscope_otlp import names
 
-from inferscope.slo.rules_words import HOUR_S
+from inferscope.slo.rule_templates import HOUR_S
 from tests import debian
 from tests.children import child
 from tests.cli.running import ROOT, inferscope

@@ -8,15 +8,15 @@ import pytest
 
 from inferscope.cli.main import main
 from inferscope.collector.source import catch_up, open_source
-from inferscope.findings import Watch, findings
-from inferscope.tui.judged import Judged
+from inferscope.findings import RunSummarizer, findings
+from inferscope.tui.judged_source import JudgedSource
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 
 
 def test_a_snapshot_carries_the_findings_of_the_run() -> None:
-    watch = Watch()
-    source = Judged(open_source(SAMPLE, sinks=(watch,), listen=watch.listen), watch)
+    watch = RunSummarizer()
+    source = JudgedSource(open_source(SAMPLE, sinks=(watch,), listen=watch.listen), watch)
     source.focus = "chat-0001"
     catch_up(source.source)
     (view,) = source.snapshot(60_000_000_000).engines

@@ -198,7 +198,7 @@ def test_space_freezes_brackets_step_and_end_goes_live() -> None:
 
 
 def test_kept_snapshots_are_bounded_in_number_and_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferscope.tui.past.KEPT_ROWS", 37 * 3)
+    monkeypatch.setattr("inferscope.tui.snapshot_history.KEPT_ROWS", 37 * 3)
 
     async def scenario() -> None:
         async with screen() as running:

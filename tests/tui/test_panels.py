@@ -16,15 +16,15 @@ from inferscope.collector.snapshot import (
 from inferscope.cost.verdict import split_verdict
 from inferscope.records import CAUSES, DEVICE_SECONDS
 from inferscope.tui import panels
-from inferscope.tui.header import confessions, header, probe_words
+from inferscope.tui.header import caveats, format_probe, header
+from inferscope.tui.labels import CAUSE_MEANINGS
 from inferscope.tui.lines import text_of, width_of
 from inferscope.tui.once import once_text
 from inferscope.tui.panels.causes import cause_rows
-from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
+from inferscope.tui.panels.ledger import equation, in_lifecycle_order, waterfall
 from inferscope.tui.panels.phases import phase_rows
 from inferscope.tui.panels.request import request_detail
 from inferscope.tui.scene import Scene
-from inferscope.tui.words import CAUSE_MEANINGS
 from tests.tui.scenes import MS, engine_view, moving_snapshot, requests, with_view
 
 ALL = [
@@ -119,10 +119,14 @@ def test_each_bar_starts_where_the_one_before_ended() -> None:
 
 def test_the_ledger_is_in_the_order_of_life_and_merges_its_smallest_rows() -> None:
     ledger_ns = {"delivery": 1, "queue": 5, "decode_own": 9, "frontend": 2, "new_cause": 3}
-    assert [cause for cause, _ in in_life_order(ledger_ns, 9)] == [
+    assert [cause for cause, _ in in_lifecycle_order(ledger_ns, 9)] == [
         "frontend", "queue", "decode_own", "delivery", "new_cause",
     ]  # fmt: skip
-    assert in_life_order(ledger_ns, 3) == [("queue", 5), ("decode_own", 9), ("smaller causes", 6)]
+    assert in_lifecycle_order(ledger_ns, 3) == [
+        ("queue", 5),
+        ("decode_own", 9),
+        ("smaller causes", 6),
+    ]
 
 
 def test_the_header_of_a_ledger_owns_up_to_a_residual() -> None:
@@ -207,7 +211,7 @@ def test_a_ledger_of_an_unreliable_split_says_so_above_it(residual: float) -> No
 def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
     closed = Health("closed", 0.004, 9, 0, 0, 0, 0, "")
     ended = with_view(moving_snapshot(), health=closed, is_alive=False)
-    assert confessions(Scene(snapshot=ended)) == []
+    assert caveats(Scene(snapshot=ended)) == []
     assert "went silent" not in panels.largest_problem(ended.engines[0])
 
 
@@ -218,7 +222,7 @@ def test_header_says_that_early_shares_are_provisional(
     model = CostModel("eager", "roofline", "roofline+eager-16", 0.1, num_steps, is_provisional)
     scene = Scene(snapshot=with_view(moving_snapshot(), cost_models=(model,)))
     note = "shares provisional: 23 of 64 steps learned"
-    assert confessions(scene) == ([note] if num_steps == 23 else [])
+    assert caveats(scene) == ([note] if num_steps == 23 else [])
     assert (note in text_of(header(scene, 160))) is (num_steps == 23)
 
 
@@ -229,7 +233,7 @@ def test_the_header_owns_up() -> None:
         moving_snapshot(), health=health, is_synthetic=True, requests=late, is_alive=False
     )
     scene = Scene(snapshot=snapshot)
-    assert confessions(scene) == ["engine lost", "12 records lost", "3 unjoined", "1 joined late"]
+    assert caveats(scene) == ["engine lost", "12 records lost", "3 unjoined", "1 joined late"]
     for width in (40, 60, 80, 100, 120, 200):
         assert width_of(header(scene, width)) == width
     assert "synthetic" in text_of(header(scene, 120))
@@ -246,10 +250,10 @@ def test_the_header_cuts_names_before_facts() -> None:
 
 
 def test_what_the_probe_does_behind_the_device_is_shown_apart() -> None:
-    assert probe_words(Health("on", 0.004, 9, 0, 0, 0, 0, "")) == "0.4%"
+    assert format_probe(Health("on", 0.004, 9, 0, 0, 0, 0, "")) == "0.4%"
     hidden = Health("on", 0.012, 9, 0, 0, 0, 0, "", probe_hidden_share=0.009)
-    assert probe_words(hidden) == "0.3% + 0.9% hidden"
-    assert probe_words(Health("on", None, 0, 0, 0, 0, 0, "")) == "-"
+    assert format_probe(hidden) == "0.3% + 0.9% hidden"
+    assert format_probe(Health("on", None, 0, 0, 0, 0, 0, "")) == "-"
 
 
 def test_what_has_ended_on_another_day_shows_the_date() -> None:

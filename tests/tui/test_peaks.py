@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inferscope.collector.snapshot import CountersView, PhaseUse
-from inferscope.tui.panels.peaks import peak_words
+from inferscope.tui.panels.peaks import format_peaks
 from tests.tui.scenes import engine_view
 
 USE = {"decode": PhaseUse(None, None, 2.9e12, 0.1e12, None)}
@@ -31,11 +31,11 @@ def test_utilisation_is_of_both_peaks_and_one_without_a_rate_or_peak_is_left_out
     flops_s: float | None, counters: CountersView, words: str
 ) -> None:
     view = replace(engine_view(0), prefill_flops_s=flops_s, counters=counters)
-    assert peak_words(view) == words
+    assert format_peaks(view) == words
 
 
 def test_a_phase_of_which_only_reads_are_told_has_no_traffic() -> None:
     use = {"decode": PhaseUse(None, None, 2.9e12, None, None)}
     counters = CountersView(use=use, memory_peaks_bytes_s=MEMORY)
     view = replace(engine_view(0), prefill_flops_s=None, counters=counters)
-    assert "MBU" not in peak_words(view)
+    assert "MBU" not in format_peaks(view)

@@ -5,8 +5,8 @@ from inferscope.tui.panels.causes import causes
 from inferscope.tui.panels.kv import engine_and_kv
 from inferscope.tui.panels.levels import service_levels
 from inferscope.tui.panels.phases import device_time
+from inferscope.tui.panels.problem import largest_problem
 from inferscope.tui.panels.throughput import tokens_per_second
-from inferscope.tui.panels.why import largest_problem
 
 __all__ = [
     "brief",

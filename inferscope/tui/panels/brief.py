@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
-from inferscope.tui.lines import Line, Span, beside, fit_line, rule, width_of
+from inferscope.tui.labels import format_window, has_gpu
+from inferscope.tui.lines import Line, Span, fit_line, join_columns, rule, width_of
 from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.panels.levels import LEVELS, level_cells
-from inferscope.tui.panels.peaks import peak_words
+from inferscope.tui.panels.peaks import format_peaks
 from inferscope.tui.panels.phases import Unit, phase_lines
 from inferscope.tui.panels.throughput import rate_now
 from inferscope.tui.plots import fit, per_second, share, sparkline
-from inferscope.tui.words import has_gpu, window_words
 
 HEIGHT = 7
 
@@ -20,9 +20,9 @@ def brief(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> lis
     left_width = width // 2
     right_width = width - left_width
     word = "GPU time" if has_gpu(view) else "Device time"
-    peaks = peak_words(view).replace("%  ", " ")  # just what half of 80 cells has room for
+    peaks = format_peaks(view).replace("%  ", " ")  # just what half of 80 cells has room for
     left = [
-        rule(f"{word} {window_words(view.window_ns)}", left_width, note=peaks),
+        rule(f"{word} {format_window(view.window_ns)}", left_width, note=peaks),
         *[_indented(line, left_width) for line in phase_lines(view, left_width - 2, unit=unit)],
     ]
     right = [_level_rule(right_width)]
@@ -38,7 +38,7 @@ def brief(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> lis
     right.append(
         fit_line(((counts, "body"), (f"  KV {share(kv_share(view))}", "body")), right_width)
     )
-    lines = [*beside([left, right]), _rates(view, width)]
+    lines = [*join_columns([left, right]), _rates(view, width)]
     return [fit_line(line, width) for line in lines[:height]]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
+from inferscope.tui.labels import cause_role, format_window, view_verdict
 from inferscope.tui.lines import TRIANGLE, Line, Role, frame
 from inferscope.tui.panels.phases import Unit
 from inferscope.tui.plots import bar, closed, fit, milliseconds, share
-from inferscope.tui.words import cause_role, view_verdict, window_words
 
 _REST = "other causes"
 
@@ -55,7 +55,7 @@ def causes(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> li
                 (bar(length, inner - 29), role),
             )
         )
-    note = f"{num_finished} done, {window_words(view.window_ns)}"
+    note = f"{num_finished} done, {format_window(view.window_ns)}"
     if in_ms:
         note = f"mean ms of {num_finished}"
     return frame(title, lines, width, height, note=note)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
 from inferscope.cost.shape import TIME_ONLY
+from inferscope.tui.labels import BINDINGS, more_or_less
 from inferscope.tui.lines import Line, Role, frame
 from inferscope.tui.panels.peaks import peak_note
 from inferscope.tui.plots import UNKNOWN, bar, count, fit, per_second, share, split_bar
-from inferscope.tui.words import BINDINGS, more_or_less
 
 _HEAD = 36
 _KV_FULL = 0.95

@@ -7,9 +7,9 @@ so that the printed ones add up to the printed sum.
 from __future__ import annotations
 
 from inferscope.records import CAUSES
+from inferscope.tui.labels import CAUSE_MEANINGS, cause_role
 from inferscope.tui.lines import Line, Role
 from inferscope.tui.plots import UNKNOWN, closed, fit, offset_bar
-from inferscope.tui.words import CAUSE_MEANINGS, cause_role
 
 _NS_PER_TENTH_MS = 100_000
 _MEANING = 36
@@ -17,7 +17,7 @@ _WITH_MEANING = 90
 _REST = "smaller causes"
 
 
-def in_life_order(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[str, int]]:
+def in_lifecycle_order(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[str, int]]:
     """Order the causes that took time; the smallest merge into one row where room is short."""
     known = [cause for cause in CAUSES if ledger_ns.get(cause, 0) > 0]
     known += sorted(cause for cause in ledger_ns if cause not in CAUSES and ledger_ns[cause] > 0)
@@ -62,7 +62,7 @@ def waterfall(
         note: What to say beside the sum.
         missing: Why there is no ledger; empty where there is one.
     """
-    rows = in_life_order(ledger_ns, num_rows)
+    rows = in_lifecycle_order(ledger_ns, num_rows)
     sum_ns = sum(cause_ns for _, cause_ns in rows)
     tenths = closed([cause_ns for _, cause_ns in rows], round(sum_ns / _NS_PER_TENTH_MS))
     mills = closed([cause_ns for _, cause_ns in rows], 1000)

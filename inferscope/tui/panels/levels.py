@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView, Quantiles
+from inferscope.tui.labels import format_window
 from inferscope.tui.lines import Line, frame
 from inferscope.tui.plots import fit, milliseconds, seconds, sparkline
-from inferscope.tui.words import window_words
 
 LEVELS: tuple[tuple[str, str, str], ...] = (
     ("TTFT", "ms", "ttft"),
@@ -57,5 +57,5 @@ def service_levels(view: EngineView, width: int, height: int) -> list[Line]:
         ("TBT  p99 ", view.series.tbt_p99_ns),
     ):
         lines.append(((label, "dim"), (sparkline(values, inner - len(label)), "bar")))
-    note = f"{window_words(view.window_ns)}, n={view.ttft.num}"
+    note = f"{format_window(view.window_ns)}, n={view.ttft.num}"
     return frame("Service levels", lines, width, height, note=note)

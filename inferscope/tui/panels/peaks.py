@@ -15,7 +15,7 @@ OF_WHAT = "of spec/measured"
 _NAMES = ("spec", "measured")
 
 
-def peak_words(view: EngineView) -> str:
+def format_peaks(view: EngineView) -> str:
     """Return the utilisations that are known, of the maker's and of the measured peak; or none."""
     counters = view.counters
     decode = counters.use.get("decode")
@@ -31,7 +31,7 @@ def peak_words(view: EngineView) -> str:
 
 def peak_note(view: EngineView) -> str:
     """Return the known utilisations with what they are shares of; empty if none is known."""
-    words = peak_words(view)
+    words = format_peaks(view)
     return f"{words} {OF_WHAT}" if words else ""
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Literal, NamedTuple
 
 from inferscope.collector.snapshot import CountersView, EngineView, PhaseUse
+from inferscope.tui.labels import format_window, has_gpu
 from inferscope.tui.lines import DIAMOND, DOT, Line, Role, frame
 from inferscope.tui.plots import bar, closed, fit, milliseconds, share, sparkline
-from inferscope.tui.words import has_gpu, window_words
 
 Unit = Literal["%", "ms"]
 
@@ -72,7 +72,7 @@ def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]
     return lines
 
 
-def counted_words(counters: CountersView) -> str:
+def format_counted(counters: CountersView) -> str:
     """Tell in a few words what samples say of the phases, or why they say nothing."""
     if not counters.use:
         cores = counters.host.get("cpu_cores")
@@ -88,7 +88,7 @@ def counted_words(counters: CountersView) -> str:
     return f"SM {sm}  HBM {hbm} TB/s{power}"
 
 
-def trouble_words(view: EngineView) -> str:
+def format_device_health(view: EngineView) -> str:
     """Tell in a few words what holds the devices back now, and the errors that they had."""
     told = [device.health for device in view.devices if device.health is not None]
     now = dict.fromkeys(word for health in told for word in health.throttled_now)
@@ -109,7 +109,7 @@ def _terabytes(use: PhaseUse | None) -> str:
 def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
     """Draw device time by phase, the decode share over time, steps and the gaps between them."""
     inner = width - 4
-    note = window_words(view.window_ns)
+    note = format_window(view.window_ns)
     if unit == "ms":
         note += ", ms"
     elif width >= _WITH_SUM:
@@ -131,8 +131,8 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     lines.append(((measures, "dim"),))
     title = "GPU time by phase" if has_gpu(view) else "Device time by phase"
     room = width - _FRAMING
-    foot = counted_words(view.counters) if inner >= _WITH_WORDS else "p50/p99"
-    trouble = trouble_words(view)
+    foot = format_counted(view.counters) if inner >= _WITH_WORDS else "p50/p99"
+    trouble = format_device_health(view)
     if trouble:  # which is shown first, as far as there is room
         both = f"{foot}  {trouble}"
         foot = both if foot and len(both) <= room else fit(trouble, min(len(trouble), room))

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from inferscope.collector.snapshot import EngineView, RequestRow
 from inferscope.cost.verdict import RESIDUAL_STEPS
-from inferscope.tui.lines import TRIANGLE, Line, Role, beside, fit_line, frame, rule, width_of
+from inferscope.tui.labels import BAD_FINISHES, STATE_MARKS, view_verdict
+from inferscope.tui.lines import TRIANGLE, Line, Role, fit_line, frame, join_columns, rule, width_of
 from inferscope.tui.panels.gaps import LEAST_ROWS, gap_lines, gaps_note
-from inferscope.tui.panels.ledger import equation, in_life_order, waterfall
+from inferscope.tui.panels.ledger import equation, in_lifecycle_order, waterfall
 from inferscope.tui.plots import (
     UNKNOWN,
     bar,
@@ -21,7 +22,6 @@ from inferscope.tui.plots import (
     plain,
     share,
 )
-from inferscope.tui.words import BAD_FINISHES, STATE_MARKS, view_verdict
 
 _FRAMED = 100
 _FOOT_HEIGHT = 7
@@ -126,7 +126,7 @@ def _detail(
         half = width // 2
         resources = frame("Resources", _resources(row, view, half - 4), half, foot)
         identity = frame("Identity", _identity(row, view), width - half, foot)
-        lines += beside([resources, identity])
+        lines += join_columns([resources, identity])
     else:
         lines += [(), _summary(row)]
     return [fit_line(line, width) for line in lines[:height]]
@@ -137,8 +137,8 @@ def _share_out(
 ) -> _Rows:
     """Deal out the rows: the whole ledger first, then that of the first token, then the gaps."""
     room = height - 2 * chrome
-    num_whole = len(in_life_order(row.ledger_ns, _NUM_CAUSES)) or 1
-    num_first = len(in_life_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
+    num_whole = len(in_lifecycle_order(row.ledger_ns, _NUM_CAUSES)) or 1
+    num_first = len(in_lifecycle_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
     if row.gaps_ns and chart is not False:
         left = room - num_whole - rule_rows - LEAST_ROWS
         if left >= min(num_first, _FEW_CAUSES):

@@ -2,7 +2,7 @@
 
 from inferscope.tui.plots.bars import bar, offset_bar, split_bar
 from inferscope.tui.plots.charts import columns, resample, sparkline
-from inferscope.tui.plots.numbers import (
+from inferscope.tui.plots.formatting import (
     UNKNOWN,
     clock,
     closed,

@@ -16,7 +16,7 @@ from inferscope.tui.keys import DETAIL_KEYS, footer
 from inferscope.tui.lines import Line, fit_line
 from inferscope.tui.panels.request import breadcrumb, request_detail
 from inferscope.tui.plots import plain
-from inferscope.tui.request_table import RequestTable
+from inferscope.tui.request_table import RequestList
 from inferscope.tui.scene import Scene
 
 
@@ -44,7 +44,7 @@ class DetailScreen(Screen[None]):
         Binding("y", "copy", "copy row", show=False),
     ]
 
-    def __init__(self, row: RequestRow, table: RequestTable, *, is_ascii: bool) -> None:
+    def __init__(self, row: RequestRow, table: RequestList, *, is_ascii: bool) -> None:
         super().__init__()
         self.row = row
         self._table = table

@@ -30,7 +30,7 @@ from inferscope.tui.panels import (
     tokens_per_second,
 )
 from inferscope.tui.plots import plain
-from inferscope.tui.request_table import RequestTable
+from inferscope.tui.request_table import RequestList
 from inferscope.tui.scene import Scene
 
 _PANELS_WIDTH, _PANELS_HEIGHT = 100, 32
@@ -119,7 +119,7 @@ class OverviewScreen(Screen[None]):
         self._canvases: list[Canvas] = []
         self._scene = Scene()
         self._filter_before = EVERYTHING
-        self.table = RequestTable(is_ascii=is_ascii, id="requests")
+        self.table = RequestList(is_ascii=is_ascii, id="requests")
         self.table.add_class("block")
 
     def compose(self) -> ComposeResult:
@@ -221,7 +221,7 @@ class OverviewScreen(Screen[None]):
             parse_filter(event.value)
             self._close_filter(keep=True)
 
-    def on_request_table_opened(self, event: RequestTable.Opened) -> None:
+    def on_request_table_opened(self, event: RequestList.Opened) -> None:
         """Open a request."""
         self.app.open_request(event.row)  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from inferscope_otlp import OtlpExporter
-from inferscope_otlp.courier import MOST_AT_ONCE, Courier, NotDelivered
+from inferscope_otlp.delivery_queue import MOST_AT_ONCE, DeliveryQueue, NotDelivered
 from msgspec.structs import replace
 
 from inferscope.errors import BadInput
@@ -129,7 +129,7 @@ def test_a_receiver_may_ask_to_be_left_alone(finals: Finals) -> None:
         if len(waits) == 1:
             raise NotDelivered("later", again_after_s=0.3)
 
-    courier: Courier[int] = Courier(
+    courier: DeliveryQueue[int] = DeliveryQueue(
         deliver, lambda: None, max_waiting=9, name="test", gather_s=0.0, first_pause_s=0.0
     )
     courier.start()
@@ -148,12 +148,14 @@ def test_what_waits_is_left_to_another_with_what_is_on_the_way() -> None:
         may_fail.wait(30)
         raise NotDelivered("cut", again_after_s=60.0)
 
-    former: Courier[int] = Courier(fail, may_fail.set, max_waiting=500, name="one", gather_s=0)
+    former: DeliveryQueue[int] = DeliveryQueue(
+        fail, may_fail.set, max_waiting=500, name="one", gather_s=0
+    )
     for number in range(200):
         former.put(number)
     former.start()
     wait_until(is_on_the_way.is_set)
-    heir: Courier[int] = Courier(
+    heir: DeliveryQueue[int] = DeliveryQueue(
         arrived.extend, lambda: None, max_waiting=500, name="other", gather_s=0
     )
     former.leave_to(heir)
@@ -417,7 +419,7 @@ def test_one_batch_that_cannot_be_made_does_not_end_the_thread(
             raise ValueError("odd")
         arrived.extend(batch)
 
-    courier: Courier[object] = Courier(
+    courier: DeliveryQueue[object] = DeliveryQueue(
         deliver, lambda: None, max_waiting=1, name="test", gather_s=0.001
     )
     courier.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inferscope_otlp import OtlpExporter
-from inferscope_otlp.courier import MOST_AT_ONCE
+from inferscope_otlp.delivery_queue import MOST_AT_ONCE
 from msgspec.structs import replace
 
 from tests.exporters.otlp.conftest import Finals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from inferscope_otlp import OtlpExporter
-from inferscope_otlp.keeping import FAILURES
+from inferscope_otlp.trace_sampling import FAILURES
 from msgspec.structs import replace
 
 from inferscope.collector.finals import FinalRequest

@@ -6,8 +6,8 @@ from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
-from inferscope_otlp.facts import Chunk, Facts, PhaseSteps
-from inferscope_otlp.finished import Engine, Finished
+from inferscope_otlp.facts import PhaseSteps, PrefillChunk, RequestFacts
+from inferscope_otlp.finished import EngineResource, Finished
 from inferscope_otlp.identity import Parent
 from inferscope_otlp.spans import trace_of
 from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes, varint
@@ -63,17 +63,18 @@ def finished(draw: st.DrawFn) -> Finished:
         transfers=tuple(draw(st.lists(transfers, max_size=2))),
     )
     chunks = [
-        Chunk(at_ns, at_ns + 5, 1, 0, 1, False) for at_ns in draw(st.lists(times, max_size=4))
+        PrefillChunk(at_ns, at_ns + 5, 1, 0, 1, False)
+        for at_ns in draw(st.lists(times, max_size=4))
     ]
     steps = PhaseSteps(draw(counts), 5, 5)
-    facts = Facts(steps, steps, chunks, len(chunks))
+    facts = RequestFacts(steps, steps, chunks, len(chunks))
     parent = st.none() | st.just(Parent(7, 8, is_sampled=True))
     return Finished(request, None, draw(st.none() | st.just(facts)), draw(parent), {})
 
 
 @given(finished())
 def test_children_lie_within_the_root_and_phases_follow_each_other(given_: Finished) -> None:
-    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    trace = trace_of(given_, EngineResource("engine"), _OFFSET_NS)
     root = trace.root
     assert root.start_ns == given_.request.arrived_ns + _OFFSET_NS
     assert root.start_ns <= root.end_ns
@@ -93,7 +94,7 @@ def test_children_lie_within_the_root_and_phases_follow_each_other(given_: Finis
 
 @given(finished())
 def test_every_chunk_that_was_kept_is_one_event(given_: Finished) -> None:
-    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    trace = trace_of(given_, EngineResource("engine"), _OFFSET_NS)
     names = [child.name for child in trace.children]
     num_events = sum(len(child.events) for child in trace.children)
     num_chunks = len(given_.facts.chunks) if given_.facts else 0
@@ -105,7 +106,7 @@ def test_every_chunk_that_was_kept_is_one_event(given_: Finished) -> None:
 @given(finished())
 def test_no_value_is_none_and_nothing_unknown_is_a_number(given_: Finished) -> None:
     request = given_.request
-    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    trace = trace_of(given_, EngineResource("engine"), _OFFSET_NS)
     for span in (trace.root, *trace.children):
         assert None not in span.attributes.values()
         flops = {"prefill": request.prefill_flops, "decode": request.decode_flops}
@@ -117,7 +118,7 @@ def test_no_value_is_none_and_nothing_unknown_is_a_number(given_: Finished) -> N
 
 @given(finished())
 def test_on_the_wire_it_is_what_protobuf_reads(given_: Finished) -> None:
-    trace = trace_of(given_, Engine("engine"), _OFFSET_NS)
+    trace = trace_of(given_, EngineResource("engine"), _OFFSET_NS)
     message = resource_spans(
         resource_bytes({"a": "b"}), scope_bytes("scope", "1"), [trace_bytes(trace)]
     )

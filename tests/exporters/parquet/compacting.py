@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from inferscope_parquet.compaction import compact
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.settings import ParquetSettings
 
 _EVENTS = ("os.link", "os.mkdir", "os.chmod", "os.remove", "os.rmdir", "os.scandir")
 _CRASHED = 9
@@ -33,7 +33,7 @@ def merge(folder: Path, last: int) -> None:
                 os._exit(_CRASHED)
 
     sys.addaudithook(count)
-    compact(hour, "steps", Settings(folder, host="mine"))
+    compact(hour, "steps", ParquetSettings(folder, host="mine"))
 
 
 def main(template: Path, copies: Path) -> None:

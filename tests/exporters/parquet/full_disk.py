@@ -6,19 +6,19 @@ import resource
 import sys
 from pathlib import Path
 
-from inferscope_parquet.batches import Batch
+from inferscope_parquet.batches import RowBatch
 from inferscope_parquet.folder import Folder
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.settings import ParquetSettings
 
 from tests.exporters.finals import SECOND_NS, T0_S, step
 
-folder = Folder(Settings(Path(sys.argv[1])))
+folder = Folder(ParquetSettings(Path(sys.argv[1])))
 
 
 def write(first: int) -> None:
     """Write ten steps and end their files."""
     steps = [step(number, number, num_slices=5000) for number in range(first, first + 10)]
-    folder.write(Batch(steps, offset_ns=T0_S * SECOND_NS, ends_files=True))
+    folder.write(RowBatch(steps, offset_ns=T0_S * SECOND_NS, ends_files=True))
 
 
 write(0)

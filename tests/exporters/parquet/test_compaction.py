@@ -23,12 +23,12 @@ pytest.importorskip(
 import pyarrow as pa
 import pyarrow.parquet as pq
 from inferscope_parquet import compaction
-from inferscope_parquet.batches import Batch
+from inferscope_parquet.batches import RowBatch
 from inferscope_parquet.compaction import COMPACTING, Compactor, compact
 from inferscope_parquet.exchange import exchange
 from inferscope_parquet.folder import Folder
-from inferscope_parquet.naming import is_by
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.naming import is_written_by
+from inferscope_parquet.settings import ParquetSettings
 from inferscope_parquet.tables import SCHEMA_KEY, SCHEMAS
 
 from tests.exporters.parquet.reading import OLDER, table
@@ -43,7 +43,9 @@ def write(folder: Folder, *numbers: int, hour: float = 0.0) -> None:
     for number in numbers:
         at_s = hour * HOUR_S + 60 * number
         folder.write(
-            Batch([step(number, at_s, num_slices=50)], offset_ns=T0_S * SECOND_NS, ends_files=True)
+            RowBatch(
+                [step(number, at_s, num_slices=50)], offset_ns=T0_S * SECOND_NS, ends_files=True
+            )
         )
 
 
@@ -62,7 +64,7 @@ def the_hour(folder: Path) -> Path:
 
 
 def test_an_hour_that_is_over_is_one_file_a_table(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps", "slices"))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps", "slices"))
     compactor = Compactor(settings)
     folder = Folder(settings, compactor=compactor)
     write(folder, *range(NUM))
@@ -74,7 +76,7 @@ def test_an_hour_that_is_over_is_one_file_a_table(tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(NUM + 1))
     assert table(tmp_path, "slices").slice(0, before.num_rows).equals(before)
     merged = files(tmp_path)[0]
-    assert is_by(merged.name, "mine")
+    assert is_written_by(merged.name, "mine")
     assert pq.ParquetFile(merged).num_row_groups == 1
     assert merged.stat().st_mode & 0o777 == 0o600
     # What comes late joins it.
@@ -89,9 +91,9 @@ def test_an_hour_that_is_over_is_one_file_a_table(tmp_path: Path) -> None:
 
 
 def test_only_what_is_small_and_ours_and_understood_is_merged(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps",), rotate_mb=0.05)
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",), rotate_mb=0.05)
     write(Folder(settings), *range(NUM))
-    write(Folder(Settings(tmp_path, host="mine-too", tables=("steps",))), 10, 11)
+    write(Folder(ParquetSettings(tmp_path, host="mine-too", tables=("steps",))), 10, 11)
     hour = the_hour(tmp_path)
     large, newer, damaged, odd = (
         hour / f"mine-000{number}00-0123456{number}.parquet" for number in range(1, 5)
@@ -105,17 +107,19 @@ def test_only_what_is_small_and_ours_and_understood_is_merged(tmp_path: Path) ->
     kept = {path: path.read_bytes() for path in (large, newer, damaged, odd)}
     assert compact(hour, "steps", settings)
     assert {path: path.read_bytes() for path in kept} == kept
-    ours = [path for path in files(tmp_path) if is_by(path.name, "mine") and path not in kept]
+    ours = [
+        path for path in files(tmp_path) if is_written_by(path.name, "mine") and path not in kept
+    ]
     assert len(ours) == 1
     assert pq.ParquetFile(ours[0]).read()["step"].to_pylist() == list(range(NUM))
-    assert sum(is_by(path.name, "mine-too") for path in files(tmp_path)) == 2
+    assert sum(is_written_by(path.name, "mine-too") for path in files(tmp_path)) == 2
     assert not compact(hour, "steps", settings)
 
 
 def test_files_of_a_release_with_fewer_columns_are_filled_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     write(Folder(settings), 0, 1)
     later = SCHEMAS["steps"].append(pa.field("later", pa.int64()))
     monkeypatch.setitem(SCHEMAS, "steps", later)
@@ -127,7 +131,7 @@ def test_files_of_a_release_with_fewer_columns_are_filled_up(
 def test_files_of_an_earlier_release_are_merged_with_those_of_this_one(tmp_path: Path) -> None:
     (older,) = (OLDER / "slices").rglob("*.parquet")
     before = pq.ParquetFile(older).read()
-    write(Folder(settings := Settings(tmp_path, host="mine", tables=("slices",))), 0)
+    write(Folder(settings := ParquetSettings(tmp_path, host="mine", tables=("slices",))), 0)
     (path,) = files(tmp_path, "slices")
     new = pq.ParquetFile(path).read()
     shutil.copy(older, path.with_name("mine-000000-00000000.parquet"))
@@ -140,10 +144,10 @@ def test_files_of_an_earlier_release_are_merged_with_those_of_this_one(tmp_path:
 
 
 def test_merged_files_are_bounded(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("slices",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("slices",))
     write(Folder(settings), *range(20))
     largest = max(path.stat().st_size for path in files(tmp_path, "slices"))
-    small = Settings(tmp_path, host="mine", tables=("slices",), rotate_mb=4 * largest / 1e6)
+    small = ParquetSettings(tmp_path, host="mine", tables=("slices",), rotate_mb=4 * largest / 1e6)
     (hour,) = tmp_path.glob(f"slices/{HOUR}")
     assert compact(hour, "slices", small)
     assert 5 <= len(files(tmp_path, "slices")) <= 7
@@ -152,9 +156,9 @@ def test_merged_files_are_bounded(tmp_path: Path) -> None:
 
 def test_a_crash_at_any_point_leaves_every_row_once(tmp_path: Path) -> None:
     template = tmp_path / "template"
-    settings = Settings(template, host="mine", tables=("steps",))
+    settings = ParquetSettings(template, host="mine", tables=("steps",))
     write(Folder(settings), *range(3))
-    write(Folder(Settings(template, host="other", tables=("steps",))), 3)
+    write(Folder(ParquetSettings(template, host="other", tables=("steps",))), 3)
     copies = tmp_path / "copies"
     words = [sys.executable, "-m", "tests.exporters.parquet.compacting", template, copies]
     subprocess.run(words, cwd=ROOT, check=True)
@@ -165,7 +169,7 @@ def test_a_crash_at_any_point_leaves_every_row_once(tmp_path: Path) -> None:
         folder = copies / str(number)
         assert sorted(numbers(folder)) == [0, 1, 2, 3]
         outcomes.append(len(files(folder)))
-        again = Settings(folder, host="mine", tables=("steps",))
+        again = ParquetSettings(folder, host="mine", tables=("steps",))
         Folder(again)
         assert not (folder / COMPACTING).exists()
         compact(the_hour(folder), "steps", again)
@@ -178,9 +182,9 @@ def test_a_crash_at_any_point_leaves_every_row_once(tmp_path: Path) -> None:
 def test_who_writes_meanwhile_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     mine = Folder(settings)
-    other = Folder(Settings(tmp_path, host="other", tables=("steps",)))
+    other = Folder(ParquetSettings(tmp_path, host="other", tables=("steps",)))
     write(mine, 0, 1)
     hour = the_hour(tmp_path)
     before_exchange: list[Callable[[], None]] = []
@@ -192,7 +196,7 @@ def test_who_writes_meanwhile_loses_nothing(
             each()
 
     monkeypatch.setattr(compaction, "_merge", merge_and)
-    unfinished = Batch([step(2, 120)], offset_ns=T0_S * SECOND_NS)
+    unfinished = RowBatch([step(2, 120)], offset_ns=T0_S * SECOND_NS)
     before_exchange[:] = [lambda: other.write(unfinished)]
     assert not compact(hour, "steps", settings), "a file is being written there"
     before_exchange[:] = []
@@ -219,7 +223,7 @@ def test_a_file_system_without_exchange_keeps_small_files_and_says_so_once(
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(compaction, "exchange", refuse)
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     folder = Folder(settings, compactor=Compactor(settings))
     write(folder, *range(NUM))
     for number in range(3):
@@ -235,7 +239,7 @@ def test_a_file_system_without_exchange_keeps_small_files_and_says_so_once(
 def test_a_damaged_file_keeps_its_own_hour_from_being_merged_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     compactor = Compactor(settings)
     folder = Folder(settings, compactor=compactor)
     write(folder, 0, 1)
@@ -262,7 +266,7 @@ def test_a_damaged_file_keeps_its_own_hour_from_being_merged_and_no_other(
 def test_files_of_a_release_in_which_columns_mean_something_else_are_left_alone(
     tmp_path: Path,
 ) -> None:
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     write(Folder(settings), *range(4))
     others = files(tmp_path)[:2]
     for path in others:
@@ -282,7 +286,7 @@ def test_folders_that_cannot_change_places_are_an_error(tmp_path: Path) -> None:
 
 def test_who_asks_meanwhile_gets_the_right_sum_or_none(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
-    settings = Settings(tmp_path, host="mine", tables=("steps",))
+    settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     folder = Folder(settings)
     query = f"SELECT count(*), sum(step) FROM read_parquet('{tmp_path}/steps/*/*/*.parquet')"
     is_over, answers = threading.Event(), list[tuple[int, int]]()

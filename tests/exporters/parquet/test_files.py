@@ -24,9 +24,9 @@ pytest.importorskip(
 
 import pyarrow.parquet as pq
 from inferscope_parquet import ParquetExporter, writer
-from inferscope_parquet.batches import Batch
+from inferscope_parquet.batches import RowBatch
 from inferscope_parquet.folder import Folder
-from inferscope_parquet.settings import Settings
+from inferscope_parquet.settings import ParquetSettings
 
 from tests.exporters.parquet.reading import lines, table
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 def write(folder: Folder, *numbers: int, every_s: float = 1.0) -> None:
     """Write steps into files of their own."""
     steps = [step(number, number * every_s, num_slices=500) for number in numbers]
-    folder.write(Batch(steps, offset_ns=T0_S * SECOND_NS, ends_files=True))
+    folder.write(RowBatch(steps, offset_ns=T0_S * SECOND_NS, ends_files=True))
 
 
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None
     assert whole == list(range(len(whole)))
     assert len(whole) >= 900
     assert table(tmp_path, "slices").num_rows % 4000 == 0
-    Folder(Settings(tmp_path))
+    Folder(ParquetSettings(tmp_path))
     assert not list(tmp_path.rglob("*.partial"))
     assert table(tmp_path, "steps")["step"].to_pylist() == whole
 
 
 def test_a_file_that_is_being_written_is_nobody_elses_to_remove(tmp_path: Path) -> None:
-    first = Folder(Settings(tmp_path))
-    first.write(Batch([step(0, 0)], offset_ns=T0_S * SECOND_NS))
-    Folder(Settings(tmp_path))
+    first = Folder(ParquetSettings(tmp_path))
+    first.write(RowBatch([step(0, 0)], offset_ns=T0_S * SECOND_NS))
+    Folder(ParquetSettings(tmp_path))
     assert len(list(tmp_path.rglob("*.partial"))) == 2
     first.end_files()
     assert table(tmp_path, "steps").num_rows == 1
@@ -84,9 +84,9 @@ def test_a_full_disk_costs_the_files_it_hits(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_ended(tmp_path: Path) -> None:
-    folder = Folder(Settings(tmp_path, rotate_mb=0.01))
+    folder = Folder(ParquetSettings(tmp_path, rotate_mb=0.01))
     for number in range(20):
-        folder.write(Batch([step(number, number, num_slices=9000)], offset_ns=T0_S * SECOND_NS))
+        folder.write(RowBatch([step(number, number, num_slices=9000)], offset_ns=T0_S * SECOND_NS))
     assert len(list(tmp_path.glob("slices/**/*.parquet"))) > 2
     folder.end_files()
     assert table(tmp_path, "slices").num_rows == 20 * 9000
@@ -96,7 +96,7 @@ def test_the_oldest_go_when_it_is_too_much(tmp_path: Path) -> None:
     foreign = tmp_path / "steps" / "date=2000-01-01" / "hour=00" / "other-000000-0.parquet"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"another host's")
-    folder = Folder(Settings(tmp_path, host="mine", max_mb=0.05))
+    folder = Folder(ParquetSettings(tmp_path, host="mine", max_mb=0.05))
     for number in range(40):
         write(folder, number, every_s=HOUR_S)
     left = table_without(foreign, tmp_path)
@@ -110,7 +110,7 @@ def test_the_oldest_go_when_it_is_too_much(tmp_path: Path) -> None:
 
 
 def test_old_hours_go(tmp_path: Path) -> None:
-    folder = Folder(Settings(tmp_path, host="mine", keep_hours=5))
+    folder = Folder(ParquetSettings(tmp_path, host="mine", keep_hours=5))
     for number in range(20):
         write(folder, number, every_s=HOUR_S)
     assert table(tmp_path, "steps")["step"].to_pylist() == list(range(14, 20))
@@ -120,21 +120,21 @@ def test_old_hours_go(tmp_path: Path) -> None:
 def test_a_wall_clock_that_is_set_years_ahead_makes_no_file_old(
     tmp_path: Path, is_set_back: bool
 ) -> None:
-    folder, year_s = Folder(Settings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
+    folder, year_s = Folder(ParquetSettings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
     for number in range(6):
         is_ahead = number == 2 or (number > 2 and not is_set_back)
         offset_ns = (T0_S + (year_s if is_ahead else 0)) * SECOND_NS
         one = step(number, number, num_slices=5)
-        folder.write(Batch([one], offset_ns=offset_ns, ends_files=True))
+        folder.write(RowBatch([one], offset_ns=offset_ns, ends_files=True))
     assert sorted(table(tmp_path, "steps")["step"].to_pylist()) == list(range(6))
 
 
 def test_a_wall_clock_that_is_set_back_by_years_keeps_what_comes(tmp_path: Path) -> None:
-    folder, year_s = Folder(Settings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
+    folder, year_s = Folder(ParquetSettings(tmp_path, host="mine", keep_hours=5)), 365 * 24 * HOUR_S
     for number in range(4):
         offset_ns = (T0_S - (year_s if number > 1 else 0)) * SECOND_NS
         one = step(number, number, num_slices=5)
-        folder.write(Batch([one], offset_ns=offset_ns, ends_files=True))
+        folder.write(RowBatch([one], offset_ns=offset_ns, ends_files=True))
     assert {2, 3} <= set(table(tmp_path, "steps")["step"].to_pylist())
 
 
@@ -212,9 +212,9 @@ def test_a_disk_that_refuses_costs_rows_that_are_counted(tmp_path: Path) -> None
 
 
 def slowly(
-    write: Callable[[Folder, Batch], None], may_write: threading.Event
-) -> Callable[[Folder, Batch], None]:
-    def wait_and_write(folder: Folder, batch: Batch) -> None:
+    write: Callable[[Folder, RowBatch], None], may_write: threading.Event
+) -> Callable[[Folder, RowBatch], None]:
+    def wait_and_write(folder: Folder, batch: RowBatch) -> None:
         assert may_write.wait(60)
         write(folder, batch)
 

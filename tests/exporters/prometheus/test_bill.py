@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from inferscope_prometheus.bill import Bill
+from inferscope_prometheus.cost_allocation import CostAllocation
 from inferscope_prometheus.tenants import IDLE, KEPT_NS, NOBODY, UNUSED_AFTER, WASTE, Tenants
 from msgspec.structs import replace
 
@@ -45,7 +45,7 @@ def made(like: FinalRequest, of: tuple[int, int, int, int, str, str]) -> FinalRe
 @given(st.data())
 def test_all_of_it_is_given_out_once_all_have_ended(finals: Finals, data: st.DataObject) -> None:
     requests = [made(finals.requests[0], of) for of in data.draw(st.lists(amounts(), max_size=12))]
-    bill = Bill(Tenants("ab", most=2))
+    bill = CostAllocation(Tenants("ab", most=2))
     device = {"prefill": 0, "decode": 0, "padding": 7, "idle_no_work": 11}
     wasted_ns = 0
     in_flight: list[FinalRequest] = []
@@ -80,7 +80,7 @@ def test_where_steps_overlap_all_are_given_alike_less(
 ) -> None:
     """Their own lengths sum to more than the device worked."""
     requests = [made(finals.requests[0], of) for of in of_all]
-    bill = Bill(Tenants("abc", most=3))
+    bill = CostAllocation(Tenants("abc", most=3))
     for request in requests:
         bill.attributed(request.prefill_ns, request.decode_ns)
         bill.ended(request)
@@ -95,7 +95,7 @@ def test_where_steps_overlap_all_are_given_alike_less(
 
 def test_who_is_still_served_is_not_billed_to_who_has_ended(finals: Finals) -> None:
     request = made(finals.requests[0], (300, 100, 0, 0, "stop", "a"))
-    bill = Bill(Tenants("a", most=1))
+    bill = CostAllocation(Tenants("a", most=1))
     bill.attributed(300, 100)
     bill.attributed(600, 100)  # of another, in flight
     bill.ended(request)
@@ -108,7 +108,7 @@ def test_who_is_still_served_is_not_billed_to_who_has_ended(finals: Finals) -> N
 
 def test_a_payer_without_a_series_keeps_what_it_paid_from_the_others(finals: Finals) -> None:
     tenants = Tenants(most=4)
-    bill = Bill(tenants, price=1.0)
+    bill = CostAllocation(tenants, price=1.0)
     of_a = made(replace(finals.requests[0], delivered_ns=0), (300, 100, 0, 0, "stop", "a"))
     for _ in range(4):
         bill.attributed(300, 100)
@@ -137,7 +137,7 @@ def test_waste_has_one_reason(finals: Finals) -> None:
     like = finals.requests[0]
 
     def waste(finish: str) -> dict[str, int]:
-        return Bill(Tenants(most=0)).ended(made(like, (100, 50, 30, 20, finish, "a")))
+        return CostAllocation(Tenants(most=0)).ended(made(like, (100, 50, 30, 20, finish, "a")))
 
     assert waste("stop") == {"recompute": 30, "rejected_draft": 20}
     assert waste("client_cancel") == {"recompute": 30, "rejected_draft": 20, "cancel": 100}
@@ -147,7 +147,7 @@ def test_waste_has_one_reason(finals: Finals) -> None:
 def test_a_request_of_which_a_part_was_missed_is_billed_and_its_tokens_are_not_counted(
     finals: Finals,
 ) -> None:
-    bill = Bill(Tenants(most=0))
+    bill = CostAllocation(Tenants(most=0))
     bill.attributed(10, 10)
     late = replace(finals.requests[0], joined_late=True, prefill_ns=10, decode_ns=10, attributes={})
     bill.ended(late)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus import names
-from inferscope_prometheus.numbers import Counts, Histogram
+from inferscope_prometheus.engine_counters import DurationHistogram, ReplicaCounters
 from prometheus_client.exposition import choose_encoder
 
 from tests.dashboards.reading import dashboards, queries
@@ -26,7 +26,7 @@ _ACCEPT = (
 """Sent by Prometheus 2.42 with `--enable-feature=native-histograms`."""
 
 
-def quantile_s(histogram: Histogram, bounds_s: tuple[float, ...], share: float) -> float:
+def quantile_s(histogram: DurationHistogram, bounds_s: tuple[float, ...], share: float) -> float:
     """Interpolate as `histogram_quantile` does."""
     rank, below = share * sum(histogram.counts), 0
     for (low_s, high_s), count in zip(pairwise((0.0, *bounds_s)), histogram.counts, strict=False):
@@ -38,7 +38,7 @@ def quantile_s(histogram: Histogram, bounds_s: tuple[float, ...], share: float) 
 
 def spelt() -> dict[str, set[str]]:
     """Return the bounds of every histogram as a page spells them."""
-    counts = Counts()
+    counts = ReplicaCounters()
     assert counts.step_ns.keys() == set(names.STEP_PHASES)
     bounds = {name: bounds for name, (bounds, _) in names.HISTOGRAMS.items()}
     bounds |= {"step_duration": names.BOUNDS_B, "request_gpu": names.BOUNDS_A}
@@ -74,7 +74,7 @@ def test_a_quantile_is_off_by_less_than_is_documented(
 ) -> None:
     spans_ns = st.integers(round(from_s * 1e9) + 1, round(to_s * 1e9))
     took_ns = sorted(data.draw(st.lists(spans_ns, min_size=1, max_size=50)))
-    histogram = Histogram(bounds_s)
+    histogram = DurationHistogram(bounds_s)
     for each_ns in took_ns:
         histogram.add(each_ns)
     found_s = quantile_s(histogram, bounds_s, share)

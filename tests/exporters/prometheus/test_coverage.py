@@ -15,7 +15,7 @@ from inferscope_prometheus.names import REFUSALS
 
 from inferscope.errors import BadInput
 from inferscope.metrics_page.dialects import dialect_of
-from inferscope.metrics_page.fetch import Page, Sample
+from inferscope.metrics_page.fetch import MetricsPage, PageSample
 from inferscope.metrics_page.reading import read
 from inferscope.records import FINISHES
 from tests.collecting.running import eventually
@@ -89,8 +89,8 @@ def test_an_engines_page_is_read(engine: str) -> None:
     [("inferscope_serve_requests_total", "reason"), ("inferscope_requests_total", "finish_reason")],
 )
 def test_what_an_engine_refused_is_not_among_what_it_finished(name: str, label: str) -> None:
-    samples = tuple(Sample(name, {label: finish}, 10.0) for finish in FINISHES)
-    page = Page("http://engine/metrics", 0, 0, samples)
+    samples = tuple(PageSample(name, {label: finish}, 10.0) for finish in FINISHES)
+    page = MetricsPage("http://engine/metrics", 0, 0, samples)
     counted = len(FINISHES) - len(REFUSALS)
     assert read(page, dialect_of(page)).counters["finished"] == 10 * counted
 

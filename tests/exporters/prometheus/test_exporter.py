@@ -19,7 +19,7 @@ from inferscope.collector.finals import FinalRequest, FinalStep, Part
 from inferscope.collector.snapshot import BudgetView, Promised, Snapshot
 from inferscope.records import DECODE, VERIFY
 from inferscope.slo.objectives import Objective
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 from tests.collecting.running import Scrape, eventually
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
@@ -139,7 +139,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
         assert finals.view is not None
         kept.append(name)
         budgets = tuple(BudgetView(each, TTFT, 8, 2, -1.0) for each in kept)
-        engine = replace(view, model=name, objectives=(Count(TTFT, 8, 2),))
+        engine = replace(view, model=name, objectives=(ObjectiveCount(TTFT, 8, 2),))
         return replace(finals.view, engines=(engine,), promised=Promised(budgets, 0))
 
     it = exported()

@@ -32,7 +32,7 @@ from inferscope.collector.snapshot import (
 )
 from inferscope.records import THROTTLES
 from inferscope.slo.objectives import Objective
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 from tests import debian
 from tests.collecting.running import Scrape
 from tests.exporters.otlp.conftest import Finals
@@ -62,7 +62,7 @@ def with_everything(view: EngineView) -> EngineView:
         health=replace(view.health, probe_state="on", probe_share=0.001),
         counters=counters,
         devices=tuple(replace(device, health=health) for device in view.devices),
-        objectives=(Count(_OBJECTIVE, causes={"queue": 0}),),
+        objectives=(ObjectiveCount(_OBJECTIVE, causes={"queue": 0}),),
         ranks=(RankView(0, 0, 0), RankView(0, 1, 0)),
         num_admissions=0,
         num_admissible=0,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inferscope_prometheus.numbers import Exemplar, Histogram
+from inferscope_prometheus.engine_counters import DurationHistogram, Exemplar
 from inferscope_prometheus.page import (
     HistogramFamily,
     compressed,
@@ -29,7 +29,7 @@ def read(families: list[Metric], *, is_open: bool) -> dict[str, Metric]:
     return {family.name: family for family in (read_open if is_open else read_text)(text)}
 
 
-def family_of(histogram: Histogram) -> HistogramFamily:
+def family_of(histogram: DurationHistogram) -> HistogramFamily:
     family = HistogramFamily("x_seconds", "says", labels=("a", "b"), bounds_s=BOUNDS)
     family.add(("one", "two"), histogram, 10**9)
     return family
@@ -38,7 +38,7 @@ def family_of(histogram: Histogram) -> HistogramFamily:
 @pytest.mark.parametrize("is_open", [False, True])
 @given(durations=st.lists(st.integers(0, 4 * 10**9), max_size=30))
 def test_a_histogram_is_read_as_it_was_counted(is_open: bool, durations: list[int]) -> None:
-    histogram = Histogram(BOUNDS)
+    histogram = DurationHistogram(BOUNDS)
     histogram.add_all(np.array(durations, dtype=np.int64))
     (family,) = read([family_of(histogram)], is_open=is_open).values()
     assert family.type == "histogram"
@@ -53,14 +53,14 @@ def test_a_histogram_is_read_as_it_was_counted(is_open: bool, durations: list[in
 
 
 def test_the_newest_exemplar_stands_whoever_came_last() -> None:
-    histogram = Histogram(BOUNDS)
+    histogram = DurationHistogram(BOUNDS)
     for at_ns, trace in ((5, "first"), (9, "newest"), (7, "late"), (9, "as new")):
         histogram.show(Exemplar(trace, 50_000_000, at_ns))
     assert [each.trace_id for each in histogram.exemplars.values()] == ["as new"]
 
 
 def test_exemplars_stand_at_their_bucket_and_in_open_metrics_only() -> None:
-    histogram = Histogram(BOUNDS)
+    histogram = DurationHistogram(BOUNDS)
     histogram.add(50_000_000)
     histogram.show(Exemplar(_TRACE, 50_000_000, 7 * 10**9))
     (family,) = read([family_of(histogram)], is_open=True).values()

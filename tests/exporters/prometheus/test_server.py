@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from inferscope_prometheus import PrometheusExporter
-from inferscope_prometheus.server import Limits, Server, tls_context
+from inferscope_prometheus.server import ConnectionLimits, MetricsServer, tls_context
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.errors import BadInput
@@ -28,11 +28,11 @@ TOKEN = "a-token-of-some-length"
 @contextmanager
 def serving(
     *,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
     is_alive: Callable[[], bool] = lambda: True,
     **section: object,
 ) -> Iterator[int]:
-    server = Server(
+    server = MetricsServer(
         read_settings({"port": 0, **section}),
         lambda is_open: b"open" if is_open else b"text",
         is_alive=is_alive,
@@ -121,7 +121,7 @@ def test_a_token_file_that_is_none_is_refused_without_being_repeated(
         path.write_text(content, encoding="ascii")
         path.chmod(mode)
     with pytest.raises(BadInput, match=told) as caught:
-        Server(read_settings({"port": 0, "token_file": str(path)}), lambda is_open: b"")
+        MetricsServer(read_settings({"port": 0, "token_file": str(path)}), lambda is_open: b"")
     assert content is None or content not in str(caught.value)
 
 
@@ -176,7 +176,7 @@ def test_connections_that_are_only_held_make_room_for_a_scrape(
 @pytest.mark.parametrize("begun", [b"", b"GET /metrics HTTP/1.1\r\nX: "], ids=["none", "head"])
 def test_a_request_that_comes_byte_by_byte_has_a_deadline(begun: bytes) -> None:
     with (
-        serving(limits=Limits(request_s=0.2)) as port,
+        serving(limits=ConnectionLimits(request_s=0.2)) as port,
         socket.create_connection(("127.0.0.1", port)) as slow,
     ):
         slow.sendall(begun)
@@ -289,7 +289,7 @@ def test_handshakes_that_stop_make_room_for_a_scrape(certificate: Path, share: f
 def test_a_handshake_that_comes_byte_by_byte_has_a_deadline(certificate: Path) -> None:
     path, hello = str(certificate), client_hello(certificate)
     with (
-        serving(tls_cert=path, tls_key=path, limits=Limits(request_s=0.2)) as port,
+        serving(tls_cert=path, tls_key=path, limits=ConnectionLimits(request_s=0.2)) as port,
         socket.create_connection(("127.0.0.1", port)) as slow,
     ):
         for each in hello:
@@ -317,7 +317,7 @@ def test_what_is_no_handshake_is_closed_at_once_and_logged_nowhere(
 ) -> None:
     path = str(certificate)
     with (
-        serving(tls_cert=path, tls_key=path, limits=Limits(request_s=60)) as port,
+        serving(tls_cert=path, tls_key=path, limits=ConnectionLimits(request_s=60)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=30) as other,
     ):
         answer = b""
@@ -390,7 +390,9 @@ def test_settings_that_cannot_be_used_are_named(section: dict[str, object], told
 def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = str(tmp_path / "none.pem")
     with pytest.raises(BadInput, match=r"none\.pem"):
-        Server(read_settings({"port": 0, "tls_cert": path, "tls_key": path}), lambda is_open: b"")
+        MetricsServer(
+            read_settings({"port": 0, "tls_cert": path, "tls_key": path}), lambda is_open: b""
+        )
 
 
 def test_another_address_of_the_same_port_is_served_before_the_first_one_ends(

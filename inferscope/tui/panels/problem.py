@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from inferscope.collector.snapshot import EngineView
+from inferscope.tui.labels import CAUSE_MEANINGS, more_or_less, view_verdict
 from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.plots import count, duration, share
-from inferscope.tui.words import CAUSE_MEANINGS, more_or_less, view_verdict
 
 _LARGE_SHARE = 0.10
 """Of latency or of device time: below it nothing is worth a sentence."""

@@ -12,9 +12,9 @@ from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import NotFound
 from inferscope.report.facts import Facts
-from inferscope.report.find import Life, lives_in_recording, lives_in_rings
-from inferscope.report.peers import Peers
-from inferscope.report.witness import Witness
+from inferscope.report.peers import PeerSink
+from inferscope.report.request_index import RequestRef, requests_in_recording, requests_in_rings
+from inferscope.report.request_observer import RequestObserver
 from inferscope.ring.discovery import EngineRings
 from inferscope.slo.objectives import Objectives
 from inferscope.slo.verdicts import latency_limits
@@ -24,7 +24,7 @@ _BEHIND_NS = 1_000_000_000
 _POLL_S = 0.01
 
 
-class Place:
+class RequestSource:
     """A recording, or the rings of engines.
 
     Attributes:
@@ -47,16 +47,16 @@ class Place:
         self._engines = list(engines)
         self._recording = recording
 
-    def lives(self, name: str) -> list[Life]:
+    def lives(self, name: str) -> list[RequestRef]:
         """Return requests of the place: all of every engine that knows a request of this name."""
         if self._recording is not None:
-            return lives_in_recording(self._recording)
-        return lives_in_rings(self._engines, name)
+            return requests_in_recording(self._recording)
+        return requests_in_rings(self._engines, name)
 
     def facts(
         self,
-        life: Life,
-        lives: Iterable[Life],
+        life: RequestRef,
+        lives: Iterable[RequestRef],
         *,
         objectives: tuple[Objective, ...] = (),
         promised: Objectives | None = None,
@@ -77,7 +77,7 @@ class Place:
             for other in lives
             if other.engine_id == life.engine_id
         }
-        witness, peers = Witness(life, names), Peers(life.engine_id)
+        witness, peers = RequestObserver(life, names), PeerSink(life.engine_id)
         source = self._open(life, witness, peers)
         try:
             _advance(source, None if objectives or promised else witness)
@@ -96,7 +96,9 @@ class Place:
             objectives += tuple(limit for limit in limits if limit.metric not in asked)
         return _judged(facts, witness.final, objectives, tuple(peers.requests))
 
-    def _open(self, life: Life, witness: Witness, peers: Peers) -> RingSource | RecordingSource:
+    def _open(
+        self, life: RequestRef, witness: RequestObserver, peers: PeerSink
+    ) -> RingSource | RecordingSource:
         sinks, listen = (witness, peers), witness.listen
         if self._recording is not None:
             return RecordingSource(self._recording, sinks=sinks, listen=listen)
@@ -126,7 +128,7 @@ def _judged(
     )
 
 
-def _advance(source: RingSource | RecordingSource, witness: Witness | None) -> None:
+def _advance(source: RingSource | RecordingSource, witness: RequestObserver | None) -> None:
     """Fold up to a request's end if there is a witness; up to now if not, or it is under way."""
     began_ns = time.monotonic_ns()
     while not (source.has_ended or (witness is not None and witness.is_complete)):

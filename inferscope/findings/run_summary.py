@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.findings.plans import Plans, Prefixes
-from inferscope.findings.requests import Requests
+from inferscope.findings.plans import PlanStats, PrefixStats
+from inferscope.findings.requests import RequestStats
 from inferscope.findings.slowness import HOST, Slowness
-from inferscope.findings.steps import Steps
+from inferscope.findings.steps import StepStats
 from inferscope.records import (
     SAMPLER_ROLE,
     CounterSample,
@@ -22,7 +22,7 @@ from inferscope.records import (
 _FRONT_END = "frontend"
 
 
-class Run:
+class RunSummary:
     """What is summed up of one engine.
 
     Attributes:
@@ -36,15 +36,15 @@ class Run:
         self.engine_id = engine_id
         self.info: EngineInfo | None = None
         self.is_synthetic = False
-        self.requests = Requests()
-        self.steps = Steps()
-        self.plans = Plans()
-        self.prefixes = Prefixes()
+        self.requests = RequestStats()
+        self.steps = StepStats()
+        self.plans = PlanStats()
+        self.prefixes = PrefixStats()
         self.slowness = Slowness()
         self.devices: set[str] = set()
 
 
-class Watch:
+class RunSummarizer:
     """Sums up the run of each engine, live or from a recording alike.
 
     Attributes:
@@ -52,8 +52,8 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
-        self._run_of_ring: dict[int, Run] = {}
+        self.runs: dict[str, RunSummary] = {}
+        self._run_of_ring: dict[int, RunSummary] = {}
         self._front_ends: set[int] = set()
         self._samplers: set[int] = set()
 
@@ -103,8 +103,8 @@ class Watch:
             if uuid in run.devices:
                 run.slowness.device_sample(sample)
 
-    def _run(self, engine_id: str) -> Run:
+    def _run(self, engine_id: str) -> RunSummary:
         run = self.runs.get(engine_id)
         if run is None:
-            run = self.runs[engine_id] = Run(engine_id)
+            run = self.runs[engine_id] = RunSummary(engine_id)
         return run

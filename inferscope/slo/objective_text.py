@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferscope.slo.objectives import Metric, Objective, Objectives
-from inferscope.slo.tally import Count
+from inferscope.slo.tally import ObjectiveCount
 
 _GOOD: dict[Metric, str] = {
     "ttft": "first token within {limit}",
@@ -33,7 +33,7 @@ def objectives_summary(objectives: Objectives) -> str:
     return ", ".join(parts) + (f", and {more} more" if more else "")
 
 
-def outcome_line(count: Count) -> str:
+def outcome_line(count: ObjectiveCount) -> str:
     """Say how requests fared under an objective, and what the bad ones missed it for."""
     num = count.num_good + count.num_bad
     line = f"{count.objective.name}: "
@@ -50,7 +50,7 @@ def good_line(one: Objective) -> str:
     return _GOOD[one.metric].format(limit=limit)
 
 
-def worst_causes(count: Count) -> list[tuple[str, int]]:
+def worst_causes(count: ObjectiveCount) -> list[tuple[str, int]]:
     """Return the causes of the bad ones with their numbers, the most frequent first."""
     there = [(cause, num) for cause, num in count.causes.items() if num]
     return sorted(there, key=lambda item: (-item[1], item[0]))

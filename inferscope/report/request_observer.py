@@ -29,7 +29,6 @@ from inferscope.records import (
     RingOpened,
     StepPlan,
 )
-from inferscope.report.companions import Ahead, Companions, Together
 from inferscope.report.facts import (
     Facts,
     LongestGap,
@@ -37,16 +36,17 @@ from inferscope.report.facts import (
     Preemption,
     Waiting,
 )
-from inferscope.report.find import Life, RingKey, key_of
+from inferscope.report.overlaps import RequestOverlaps, SharedSteps, StepsWhileQueued
+from inferscope.report.request_index import RequestRef, RingKey, key_of
 
 _HEALTHY = 0.2
 """The quantile of measured over modelled time that counts as healthy, as in the ledger."""
 
 
-class Witness:
+class RequestObserver:
     """Gathers the facts of one life, up to its end: nothing that follows can change them."""
 
-    def __init__(self, life: Life, names: Mapping[str, str]) -> None:
+    def __init__(self, life: RequestRef, names: Mapping[str, str]) -> None:
         """Watch a life.
 
         Args:
@@ -66,8 +66,8 @@ class Witness:
         self._bindings = Counter[str]()
         self._plans = np.zeros(2)
         self._last_plan: StepPlan | None = None
-        self._ahead = Ahead()
-        self._together = Together()
+        self._ahead = StepsWhileQueued()
+        self._together = SharedSteps()
         self._mixed: list[tuple[int, int, tuple[tuple[str, int], ...]]] = []
         """Decode steps it shared with prefills: start, end, whose and of how many tokens."""
         self._num_left_out = 0
@@ -300,7 +300,7 @@ class Witness:
         gaps_ns = np.diff(np.frombuffer(times_ns, dtype=np.int64))
         at = int(np.argmax(gaps_ns))
         since_ns, until_ns = times_ns[at], times_ns[at + 1]
-        prefills = Companions()
+        prefills = RequestOverlaps()
         for step_start_ns, step_end_ns, prompts in self._mixed:
             overlap_ns = min(step_end_ns, until_ns) - max(step_start_ns, since_ns)
             if overlap_ns > 0:

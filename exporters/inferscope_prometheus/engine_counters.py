@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.records import PREFILL, VERIFY
 from inferscope_prometheus import names
-from inferscope_prometheus.bill import Bill
+from inferscope_prometheus.cost_allocation import CostAllocation
 
 _MOST_REMEMBERED = 65_536
 
@@ -30,7 +30,7 @@ class Exemplar(NamedTuple):
     """When its request ended."""
 
 
-class Histogram:
+class DurationHistogram:
     """Durations by bounds.
 
     Attributes:
@@ -67,23 +67,23 @@ class Histogram:
             self.counts[at] += num
         self.sum_ns += int(durations_ns.sum())
 
-    def __copy__(self) -> Histogram:
-        other: Histogram = Histogram.__new__(Histogram)
+    def __copy__(self) -> DurationHistogram:
+        other: DurationHistogram = DurationHistogram.__new__(DurationHistogram)
         other._bounds_ns, other._edges_ns = self._bounds_ns, self._edges_ns
         other.counts, other.sum_ns = self.counts.copy(), self.sum_ns
         other.exemplars = self.exemplars.copy()
         return other
 
 
-class Counts:
+class ReplicaCounters:
     """The counters of one replica of an engine; all of them are there, at 0, from the start."""
 
     def __init__(self) -> None:
         self.histograms = {
-            name: Histogram(bounds) for name, (bounds, _) in names.HISTOGRAMS.items()
+            name: DurationHistogram(bounds) for name, (bounds, _) in names.HISTOGRAMS.items()
         }
-        self.step_ns = {phase: Histogram(names.BOUNDS_B) for phase in names.STEP_PHASES}
-        self.gpu_ns = {phase: Histogram(names.BOUNDS_A) for phase in names.PHASES}
+        self.step_ns = {phase: DurationHistogram(names.BOUNDS_B) for phase in names.STEP_PHASES}
+        self.gpu_ns = {phase: DurationHistogram(names.BOUNDS_A) for phase in names.PHASES}
         self.finishes = dict.fromkeys(names.FINISHES, 0)
         self.cause_ns = dict.fromkeys(names.CAUSES, 0)
         self.waste_ns = dict.fromkeys(names.WASTES, 0)
@@ -94,7 +94,7 @@ class Counts:
         """In steps, by rank, as each measured it."""
         self.num_joined_late = 0
 
-    def copy(self) -> Counts:
+    def copy(self) -> ReplicaCounters:
         """Return the numbers as they are now."""
         other = copy.copy(self)
         for name, value in vars(self).items():
@@ -163,7 +163,7 @@ def _of_tokens(request: FinalRequest) -> dict[str, int]:
     return spent
 
 
-class Residual:
+class ResidualMedian:
     """How far the cost model was off over the last looks: measured over modelled time, less one."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Residual:
         return sum(look[0] for look in self._looks) / modelled_ns - 1.0 if modelled_ns else None
 
 
-class Numbers:
+class EngineCounters:
     """The numbers of one engine.
 
     Attributes:
@@ -194,9 +194,9 @@ class Numbers:
         bills: for whom its devices' time was, by tenant and by adapter.
     """
 
-    def __init__(self, *bills: Bill) -> None:
-        self.by_replica = {0: Counts()}
-        self.residual = Residual()
+    def __init__(self, *bills: CostAllocation) -> None:
+        self.by_replica = {0: ReplicaCounters()}
+        self.residual = ResidualMedian()
         self.bills = bills
         self._last_step = (-1, -1)
         self._replica_of: dict[str, int] = {}
@@ -204,12 +204,12 @@ class Numbers:
         self._proposed: dict[str, int] = {}
         """Draft tokens that were verified, by request."""
 
-    def replica(self, dp_rank: int) -> Counts:
+    def replica(self, dp_rank: int) -> ReplicaCounters:
         """Return the counters of a replica; a number that none can have is the last one's."""
         dp_rank = min(max(dp_rank, 0), names.MOST_REPLICAS - 1)
         counts = self.by_replica.get(dp_rank)
         if counts is None:
-            counts = self.by_replica[dp_rank] = Counts()
+            counts = self.by_replica[dp_rank] = ReplicaCounters()
         return counts
 
     def step(self, step: FinalStep) -> None:

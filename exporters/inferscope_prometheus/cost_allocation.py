@@ -32,7 +32,7 @@ def adapter_of(request: FinalRequest) -> str | None:
     return request.adapter
 
 
-class Bill:
+class CostAllocation:
     """The bill of one engine: by tenant, or by whatever else a request may be of.
 
     Attributes:

@@ -12,19 +12,19 @@ from dataclasses import replace
 
 from inferscope.collector.snapshot import RunFinding, Snapshot
 from inferscope.collector.source import RecordingSource, RingSource
-from inferscope.findings import Watch, findings
+from inferscope.findings import RunSummarizer, findings
 
 _EVERY_NS = 2_000_000_000
 
 
-class Judged:
+class JudgedSource:
     """Snapshots of a source, with the findings of the run up to each.
 
     Attributes:
         source: what the snapshots come from.
     """
 
-    def __init__(self, source: RingSource | RecordingSource, watch: Watch) -> None:
+    def __init__(self, source: RingSource | RecordingSource, watch: RunSummarizer) -> None:
         """Take a source, and the watch that is its sink and listens to its records."""
         self.title = source.title
         self.source = source

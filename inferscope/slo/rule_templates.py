@@ -11,7 +11,7 @@ FIVE_MINUTES_S, HOUR_S, DAY_S = 300.0, 3600.0, 86400.0
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
-class Scaled:
+class TimeScale:
     """Spans as Prometheus writes them, divided by a factor."""
 
     def __init__(self, scale: float) -> None:
@@ -35,11 +35,11 @@ def of_model(vector: str) -> str:
     return f'label_replace({vector}, "model", "$1", "model_name", "(.*)")'
 
 
-class Words:
+class Annotations:
     """Annotations: links, and texts whose queries are asked when the alert fires, and on."""
 
     def __init__(
-        self, *, runbooks: str, dashboards: str | None, time: Scaled, scrape_s: float
+        self, *, runbooks: str, dashboards: str | None, time: TimeScale, scrape_s: float
     ) -> None:
         """Take where runbooks and dashboards are, and the clock of the rules."""
         self._runbooks = runbooks.rstrip("/")
@@ -57,7 +57,7 @@ class Words:
         return links
 
 
-def asked(query: str, *names: str, shows: str, otherwise: str) -> str:
+def query_template(query: str, *names: str, shows: str, otherwise: str) -> str:
     """Return a template that shows the first answer to a query.
 
     Args:

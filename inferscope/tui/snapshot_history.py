@@ -12,7 +12,7 @@ KEPT_ROWS = 40_000
 """Over all that came since, about 50 MB: with thousands of requests fewer snapshots are kept."""
 
 
-class Past:
+class SnapshotHistory:
     """Snapshots in the order of time; of those that come, the oldest fall out.
 
     Attributes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from inferscope.collector.finals import FinalRequest
 from inferscope_otlp.finished import Ints
 from inferscope_otlp.identity import Parent
-from inferscope_otlp.settings import Settings
+from inferscope_otlp.settings import OtlpSettings
 
 FAILURES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost", "shed"})
 """Ends that the server answers for; a client's own leaving is none."""
@@ -24,7 +24,7 @@ _DRAWN_BITS = 56
 _NS_PER_MS = 1e6
 
 
-def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: Settings) -> dict[str, bool]:
+def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: OtlpSettings) -> dict[str, bool]:
     """Return, for each threshold that is set and can be decided, whether the request kept to it.
 
     TTFT is bad as soon as the deadline passes without a token, whatever the request's end. TBT is
@@ -66,7 +66,7 @@ class ClientTraces:
         return True
 
 
-def is_kept(
+def should_keep(
     request: FinalRequest,
     found: dict[str, bool],
     parent: Parent | None,

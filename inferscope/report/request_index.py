@@ -40,7 +40,7 @@ RingKey = tuple[str, int, int, int]
 
 
 @dataclass
-class Life:
+class RequestRef:
     """One request's life as its names tell it, from its first record to its end.
 
     Attributes:
@@ -96,21 +96,21 @@ class Life:
         return self.first_ns + self.real_offset_ns
 
 
-def matching(lives: Iterable[Life], name: str) -> list[Life]:
+def matching(lives: Iterable[RequestRef], name: str) -> list[RequestRef]:
     """Return the lives of a name, newest first; whole names go before prefixes."""
     lives = sorted(lives, key=lambda life: -life.first_real_ns)
     whole = [life for life in lives if name in life.names]
     return whole or [life for life in lives if any(n.startswith(name) for n in life.names)]
 
 
-class Registry:
+class RequestIndex:
     """Gathers lives from the records that name requests."""
 
     def __init__(self) -> None:
-        self._lives: dict[tuple[str, str], list[Life]] = {}
-        self._by_index: dict[tuple[str, RingKey, int], Life] = {}
+        self._lives: dict[tuple[str, str], list[RequestRef]] = {}
+        self._by_index: dict[tuple[str, RingKey, int], RequestRef] = {}
 
-    def lives(self) -> Iterator[Life]:
+    def lives(self) -> Iterator[RequestRef]:
         """Return all that were named."""
         for same in self._lives.values():
             yield from same
@@ -144,11 +144,11 @@ class Registry:
         request_id: str,
         at_ns: int,
         real_offset_ns: int,
-    ) -> Life:
+    ) -> RequestRef:
         same = self._lives.setdefault((engine_id, request_id), [])
         teller = ring[:2]
         if not same or any(known[:2] == teller for known in same[-1].indices):
-            same.append(Life(engine_id, request_id, at_ns, real_offset_ns))
+            same.append(RequestRef(engine_id, request_id, at_ns, real_offset_ns))
         life = same[-1]
         life.first_ns = min(life.first_ns, at_ns)
         life.indices[ring] = index
@@ -156,9 +156,9 @@ class Registry:
         return life
 
 
-def lives_in_rings(engines: Iterable[EngineRings], name: str) -> list[Life]:
+def requests_in_rings(engines: Iterable[EngineRings], name: str) -> list[RequestRef]:
     """Return the requests of all engines whose rings hold the name, as bytes, anywhere."""
-    registry = Registry()
+    registry = RequestIndex()
     for engine in engines:
         rings = [ring.path for ring in engine.rings]
         if any(_holds(path, name.encode()) for path in rings):
@@ -171,13 +171,13 @@ def lives_in_rings(engines: Iterable[EngineRings], name: str) -> list[Life]:
     return list(registry.lives())
 
 
-def lives_in_recording(path: Path) -> list[Life]:
+def requests_in_recording(path: Path) -> list[RequestRef]:
     """Return the requests that a recording names.
 
     Raises:
         UnreadableFile: it is none.
     """
-    registry = Registry()
+    registry = RequestIndex()
     reader = RecordingReader(path)
     rings: dict[int, tuple[str, RingKey]] = {}
     offset_ns = 0

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from inferscope.collector.finals import FinalStep
 from inferscope.records import PREFILL, RECOMPUTED
-from inferscope.report.facts import Companion, Computing
+from inferscope.report.facts import Computing, Overlap
 
 
-class Companions:
+class RequestOverlaps:
     """Other requests, and how much of one's life each was there for."""
 
     def __init__(self) -> None:
@@ -28,9 +28,7 @@ class Companions:
         sums[2] += num_tokens
         sums[3] += compute_ns
 
-    def ranked(
-        self, names: Mapping[str, str], *, by_compute: bool = False
-    ) -> tuple[Companion, ...]:
+    def ranked(self, names: Mapping[str, str], *, by_compute: bool = False) -> tuple[Overlap, ...]:
         """Return all of them: first those that were there for longest, or computed most.
 
         Args:
@@ -42,11 +40,11 @@ class Companions:
             self._sums.items(), key=lambda item: (-item[1][first], -item[1][2], item[0])
         )
         return tuple(
-            Companion(names.get(request_id, request_id), *sums) for request_id, sums in ranked
+            Overlap(names.get(request_id, request_id), *sums) for request_id, sums in ranked
         )
 
 
-class Ahead:
+class StepsWhileQueued:
     """The steps that others had while a request waited to be admitted.
 
     Attributes:
@@ -54,7 +52,7 @@ class Ahead:
     """
 
     def __init__(self) -> None:
-        self._companions = Companions()
+        self._companions = RequestOverlaps()
         self.prefill_ns = 0
         self.decode_ns = 0
 
@@ -72,12 +70,12 @@ class Ahead:
             self.decode_ns += decode_ns
             self._companions.add(request_id, waited_ns, work.num_tokens, prefill_ns + decode_ns)
 
-    def ranked(self, names: Mapping[str, str]) -> tuple[Companion, ...]:
+    def ranked(self, names: Mapping[str, str]) -> tuple[Overlap, ...]:
         """Return who had these steps, first those who computed most."""
         return self._companions.ranked(names, by_compute=True)
 
 
-class Together:
+class SharedSteps:
     """The steps that a request had, by the phase it was in."""
 
     def __init__(self) -> None:
@@ -135,8 +133,8 @@ class _Phase:
     sum_same: int = 0
     most_same: int = 0
     sum_other: int = 0
-    same: Companions = field(default_factory=Companions)
-    other: Companions = field(default_factory=Companions)
+    same: RequestOverlaps = field(default_factory=RequestOverlaps)
+    other: RequestOverlaps = field(default_factory=RequestOverlaps)
 
 
 @dataclass

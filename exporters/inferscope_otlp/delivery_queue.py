@@ -51,10 +51,10 @@ _FLUSH_S, _INTERRUPTED_S = 1.75, 0.5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 """After a failure; each time twice as long."""
 
-_open: weakref.WeakSet[Courier[Any]] = weakref.WeakSet()
+_open: weakref.WeakSet[DeliveryQueue[Any]] = weakref.WeakSet()
 
 
-class Courier(Generic[T]):
+class DeliveryQueue(Generic[T]):
     """Takes things at once and delivers them later, in batches, in order.
 
     Attributes:
@@ -100,7 +100,7 @@ class Courier(Generic[T]):
         self._is_failing = False
         self._has_started = False
         self._close_by_s: float | None = None
-        self._heir: Courier[T] | None = None
+        self._heir: DeliveryQueue[T] | None = None
         self._changed = threading.Condition()
         # A daemon: a post that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"courier of {name}", daemon=True)
@@ -131,7 +131,7 @@ class Courier(Generic[T]):
             if len(self._waiting) in (1, self._at_once):
                 self._changed.notify()
 
-    def leave_to(self, heir: Courier[T]) -> None:
+    def leave_to(self, heir: DeliveryQueue[T]) -> None:
         """Give another one all that waits, also what is on the way if it does not arrive."""
         with self._changed:
             self._heir = heir

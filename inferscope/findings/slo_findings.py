@@ -13,14 +13,14 @@ import msgspec
 from inferscope.attribution import breach
 from inferscope.attribution.breach import Breach, breaches
 from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.findings.finding import Finding, Missed, Number
-from inferscope.findings.rows import OF_OBJECTIVE, row_of
+from inferscope.findings.cause_advice import OF_OBJECTIVE, advice_for
+from inferscope.findings.finding import Finding, Number, ObjectiveMiss
+from inferscope.findings.run_summary import RunSummarizer
 from inferscope.findings.slow_steps import reason
-from inferscope.findings.watch import Watch
 from inferscope.slo.judge import Judge, explaining
-from inferscope.slo.meaning import good_line, worst_causes
+from inferscope.slo.objective_text import good_line, worst_causes
 from inferscope.slo.objectives import Objective, Objectives
-from inferscope.slo.tally import UNKNOWN, Count, Counting
+from inferscope.slo.tally import UNKNOWN, ObjectiveCount, ObjectiveCounter
 from inferscope.slo.verdicts import FAILURES
 
 
@@ -43,33 +43,33 @@ class _Misses:
             self.num_sufficient[one.cause] += one.is_sufficient is True
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SloOutcome(msgspec.Struct, frozen=True):
     """How one engine's requests fared under the objectives of its model."""
 
-    counts: tuple[Count, ...]
+    counts: tuple[ObjectiveCount, ...]
     missed: tuple[Finding, ...]
     """The fastest burn first."""
     judged: dict[str, bool] = {}
     """Whether an objective was missed, by metric; TPOT counts as TBT."""
 
 
-class Promised:
+class SloFindings:
     """Takes a run that is judged by objectives, and passes it on to a watch.
 
     judging = Judging(promised.judge_of, promised)   is the fold's sink, and listens besides
     """
 
-    def __init__(self, objectives: Objectives, watch: Watch) -> None:
+    def __init__(self, objectives: Objectives, watch: RunSummarizer) -> None:
         """Take the objectives of all models, and who watches the run."""
         self._objectives = objectives
         self._watch = watch
-        self._judges: dict[str, tuple[Judge, Counting]] = {}
+        self._judges: dict[str, tuple[Judge, ObjectiveCounter]] = {}
         self._misses: dict[tuple[str, str], _Misses] = {}
         self._lives_ns: Counter[str] = Counter()
 
     def judge_of(self, engine_id: str) -> Judge:
         """Return who judges an engine that begins to be seen."""
-        counting = Counting(_spend_nothing)
+        counting = ObjectiveCounter(_spend_nothing)
         judge = Judge(self._objectives, counting)
         self._judges[engine_id] = judge, counting
         return judge
@@ -95,10 +95,10 @@ class Promised:
             why = beyond[one.name]
             misses.add(request, longest_ns if why is None else why.over_ns, why)
 
-    def outcome(self, engine_id: str) -> Outcome:
+    def outcome(self, engine_id: str) -> SloOutcome:
         """Tell how an engine's requests fared; nothing of one that nobody judged."""
         if engine_id not in self._judges:
-            return Outcome((), ())
+            return SloOutcome((), ())
         counts = self._judges[engine_id][1].of(self._in_force(engine_id))
         missed: list[Finding] = []
         judged: dict[str, bool] = {}
@@ -108,9 +108,9 @@ class Promised:
             judged[metric] = judged.get(metric, False) or is_missed
             if is_missed:
                 missed.append(self._finding(engine_id, count))
-        return Outcome(counts, tuple(sorted(missed, key=_burn, reverse=True)), judged)
+        return SloOutcome(counts, tuple(sorted(missed, key=_burn, reverse=True)), judged)
 
-    def _finding(self, engine_id: str, count: Count) -> Finding:
+    def _finding(self, engine_id: str, count: ObjectiveCount) -> Finding:
         one, num = count.objective, count.num_good + count.num_bad
         misses = self._misses.get((engine_id, one.name), _Misses())
         allowed = one.budget * num
@@ -137,7 +137,7 @@ class Promised:
             if spared:
                 sentences.append(f"But for `{top}` alone, {spared} would have passed.")
                 evidence.append(Number("would_have_passed_without_top_cause", spared, "modelled"))
-        advice = "" if top is None else OF_OBJECTIVE.get(top, row_of(top).advice)
+        advice = "" if top is None else OF_OBJECTIVE.get(top, advice_for(top).advice)
         run = self._watch.runs.get(engine_id)
         why = reason(run.slowness) if top == "slowdown" and run is not None else None
         if why is not None:
@@ -155,7 +155,7 @@ class Promised:
             sentences=tuple(sentences),
             evidence=tuple(evidence),
             advice=advice.strip() or "Look at the requests in flight: `inferscope attach`.",
-            objective=Missed(one.name, one.objective, count.num_good, count.num_bad, burn),
+            objective=ObjectiveMiss(one.name, one.objective, count.num_good, count.num_bad, burn),
             causes=() if top is None else (top,),
         )
 

@@ -86,20 +86,20 @@ def has_gpu(view: EngineView) -> bool:
     return bool(device) and "cpu" not in device
 
 
-def listed_words(view: EngineView) -> str:
+def format_listed(view: EngineView) -> str:
     """Return which requests are listed: `3 live, 99 done in 60 s`, or `200 of 607 done in 60 s`."""
     num_live = min(view.num_requests, len(view.requests))
     num_done = len(view.requests) - num_live
     live = _of_all(num_live, view.num_requests)
     done = _of_all(num_done, max(view.num_finished_since, num_done))
-    return f"{live} live, {done} done in {window_words(view.listed_ns)}"
+    return f"{live} live, {done} done in {format_window(view.listed_ns)}"
 
 
 def _of_all(num: int, num_all: int) -> str:
     return str(num) if num == num_all else f"{num} of {num_all}"
 
 
-def window_words(window_ns: int) -> str:
+def format_window(window_ns: int) -> str:
     """Name a window: `10 s`, `60 s`, `5 min`."""
     window_s = round(window_ns / 1e9)
     if window_s > 60 and window_s % 60 == 0:
