@@ -73,16 +73,16 @@ def run(options: argparse.Namespace) -> int:
     if not options.request:
         raise BadInput("REQUEST is empty. Give an id, or the beginning of one.")
     promised = None if options.slo is None else read_objectives(options.slo)
-    place = place_of(options.source)
-    lives = place.lives(options.request)
-    found = matching(lives, options.request)
+    source = place_of(options.source)
+    refs = source.refs(options.request)
+    found = matching(refs, options.request)
     if not found:  # its names may be hidden
         hidden = digits(options.request)
-        lives = place.lives(hidden)
-        found = matching(lives, hidden)
-    life = _chosen(found, options, place.name)
-    facts = place.facts(life, lives, objectives=_objectives(options), promised=promised)
-    for note in place.notes:
+        refs = source.refs(hidden)
+        found = matching(refs, hidden)
+    ref = _chosen(found, options, source.name)
+    facts = source.facts(ref, refs, objectives=_objectives(options), promised=promised)
+    for note in source.notes:
         sys.stderr.write(f"inferscope: {options.source}: {one_line(note)}\n")
     report = why(facts)
     if options.json:
@@ -132,7 +132,7 @@ def place_of(target: str | None) -> RequestSource:
     return RequestSource(str(path), engines=one)
 
 
-def _chosen(lives: list[RequestRef], options: argparse.Namespace, where: str) -> RequestRef:
+def _chosen(refs: list[RequestRef], options: argparse.Namespace, where: str) -> RequestRef:
     """Return the one that is meant.
 
     Raises:
@@ -141,7 +141,7 @@ def _chosen(lives: list[RequestRef], options: argparse.Namespace, where: str) ->
     """
     name: str = options.request
     pick: int | None = options.pick
-    if not lives:
+    if not refs:
         what_to_do = (
             "Names are those of `inferscope attach`; a recording or a folder of rings can be given"
             " after the name."
@@ -152,24 +152,22 @@ def _chosen(lives: list[RequestRef], options: argparse.Namespace, where: str) ->
             f"no request is called {plain(name)}, nor begins so, in {where}. {what_to_do}"
         )
     if pick is not None:
-        if not 1 <= pick <= len(lives):
-            matches = "1 request matches" if len(lives) == 1 else f"{len(lives)} requests match"
+        if not 1 <= pick <= len(refs):
+            matches = "1 request matches" if len(refs) == 1 else f"{len(refs)} requests match"
             raise BadInput(f"--pick is {pick}, but {matches} {plain(name)}.")
-        return lives[pick - 1]
-    if len(lives) == 1:
-        return lives[0]
-    for number, life in enumerate(lives[:_MOST_LISTED], 1):
-        sys.stderr.write(f"  {number:>3}  {_line(life)}\n")
-    if len(lives) > _MOST_LISTED:
-        sys.stderr.write(f"       … and {len(lives) - _MOST_LISTED} older ones\n")
-    raise BadInput(
-        f"{len(lives)} requests match {plain(name)}. Give more of the name, or --pick N."
-    )
+        return refs[pick - 1]
+    if len(refs) == 1:
+        return refs[0]
+    for number, ref in enumerate(refs[:_MOST_LISTED], 1):
+        sys.stderr.write(f"  {number:>3}  {_line(ref)}\n")
+    if len(refs) > _MOST_LISTED:
+        sys.stderr.write(f"       … and {len(refs) - _MOST_LISTED} older ones\n")
+    raise BadInput(f"{len(refs)} requests match {plain(name)}. Give more of the name, or --pick N.")
 
 
-def _line(life: RequestRef) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(life.first_real_ns // 1_000_000_000))
-    names = plain(life.request_id if life.external_id is None else life.external_id)
-    if life.external_id is not None:
-        names += f" ({plain(life.request_id)})"
-    return f"{at}  {names}  {life.finish or 'not finished'}  {plain(life.engine_id)}"
+def _line(ref: RequestRef) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ref.first_real_ns // 1_000_000_000))
+    names = plain(ref.request_id if ref.external_id is None else ref.external_id)
+    if ref.external_id is not None:
+        names += f" ({plain(ref.request_id)})"
+    return f"{at}  {names}  {ref.finish or 'not finished'}  {plain(ref.engine_id)}"

@@ -48,7 +48,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 FEWEST_REQUESTS = 20
-"""Fewer finished requests are no run to judge."""
+"""Minimum number of finished requests to analyze a run."""
 
 
 class EngineFindings(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""What a run can be told as: one request explained in sentences."""
+"""Reports on a run: one request explained in sentences, device-time shares, findings, kernels."""

@@ -1,7 +1,7 @@
-"""What a cause means, and the evidence for it that the records of one life hold.
+"""Meaning of each cause, with the evidence that one request's records hold.
 
-The meaning stands in `tui.words`, once for the screens and for this; here it is joined by who was
-there, how often and for how long.
+The meanings are in `tui.labels`, shared with the screens; this module adds the other requests
+involved, how often and for how long.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from inferscope.tui.labels import BINDINGS, CAUSE_MEANINGS
 from inferscope.tui.plots import duration, share
 
 NUM_NAMED = 3
-"""Companions worth naming: where more are to blame, none of them is the cause."""
+"""Maximum number of requests named; if more contributed, none of them is the cause."""
 UNSEEN, UNBOOKED = "not_seen", "not_booked"
-"""No causes: what the records do not explain, and what the fold has not decided yet."""
+"""Rows that are not causes: unobserved time, and time that the fold has not booked yet."""
 _HOLDING = {
     "slots": "the slots were held by",
     "blocks": "the KV blocks were held by",
     "budget": "the token budget went to",
 }
 _GAPS = {
-    UNSEEN: "before the first record of it, or where records were lost",
-    UNBOOKED: "not decided yet: the step under way, or a token not out yet",
+    UNSEEN: "not observed: before its first record, or records lost",
+    UNBOOKED: "not booked yet: the step in progress, or a token not delivered",
 }
 
 
 def sentence(cause: str, ns: int, facts: Facts) -> str:
-    """Say what a cause means, and what the records know of it in this life."""
+    """Return the meaning of a cause and its evidence in this request."""
     meaning = CAUSE_MEANINGS.get(cause) or _GAPS.get(cause) or "a cause of a newer version"
-    tell = _EVIDENCE.get(cause)
-    evidence = tell(ns, facts) if tell is not None else ""
+    describe = _EVIDENCE.get(cause)
+    evidence = describe(ns, facts) if describe is not None else ""
     return f"{meaning}: {evidence}" if evidence else meaning
 
 
@@ -44,22 +44,22 @@ def _queue(ns: int, facts: Facts) -> str:
     waiting = facts.waiting
     if waiting is None:
         return ""
-    said = []
+    phrases = []
     if waiting.bindings:
-        said.append(f"behind {_some(waiting.num_running, 'running request')}")
+        phrases.append(f"behind {_some(waiting.num_running, 'running request')}")
         binding, part = next(iter(waiting.bindings.items()))
         if binding != "none":
             words = BINDINGS.get(binding, binding)
-            said.append(f"{words} in {_part(part)} of the scheduler's plans meanwhile")
+            phrases.append(f"{words} in {_part(part)} of the scheduler's plans meanwhile")
     busy_ns = waiting.prefill_ns + waiting.decode_ns
-    whom = blamed("queue", facts, len(waiting.behind))
-    if whom:
+    holders = blamed("queue", facts, len(waiting.behind))
+    if holders:
         scarce, part = next(iter(waiting.bindings.items()), ("", 0.0))
         holding = _HOLDING.get(scarce) if part == 1 else None
-        said.append(f"{holding or 'it was held up by'} {whom}")
+        phrases.append(f"{holding or 'it was held up by'} {holders}")
     if waiting.behind and busy_ns:
-        said.append(f"{share(waiting.prefill_ns / busy_ns)} of the device's work was prefill")
-    return "; ".join(said)
+        phrases.append(f"{share(waiting.prefill_ns / busy_ns)} of the device's work was prefill")
+    return "; ".join(phrases)
 
 
 def _not_booked(ns: int, facts: Facts) -> str:
@@ -70,13 +70,15 @@ def _prefill_own(ns: int, facts: Facts) -> str:
     own, cached = facts.prefill, facts.row.cached_tokens
     if not own.num_steps:
         return ""
-    said = f"{many(own.num_tokens - own.num_recomputed, 'token')} in {many(own.num_steps, 'step')}"
+    phrases = (
+        f"{many(own.num_tokens - own.num_recomputed, 'token')} in {many(own.num_steps, 'step')}"
+    )
     if not cached:
-        return said
-    said += f", {many(cached, 'token')} came from the prefix cache"
+        return phrases
+    phrases += f", {many(cached, 'token')} came from the prefix cache"
     if not facts.saved_ns:
-        return said
-    return f"{said}, which would have taken about {duration(facts.saved_ns)} (modelled)"
+        return phrases
+    return f"{phrases}, which would have taken about {duration(facts.saved_ns)} (modelled)"
 
 
 def _prefill_co_batched(ns: int, facts: Facts) -> str:
@@ -115,10 +117,10 @@ def _decode_interference(ns: int, facts: Facts) -> str:
     own = facts.decode
     if not own.num_mixed:
         return ""
-    whom = blamed("decode_interference", facts, len(own.other), own.other)
+    holders = blamed("decode_interference", facts, len(own.other), own.other)
     return (
         f"{_of(own.num_mixed, own.num_steps)} decode steps also computed prompts,"
-        f" of {whom or named(own.other, of_tokens)}"
+        f" of {holders or named(own.other, of_tokens)}"
     )
 
 
@@ -149,15 +151,15 @@ def _not_scheduled(ns: int, facts: Facts) -> str:
 
 
 def _preempted(ns: int, facts: Facts) -> str:
-    said = []
+    phrases = []
     for one in facts.preemptions[:NUM_NAMED]:
         held = "not resumed" if one.held_ns is None else f"for {duration(one.held_ns)}"
         reason = BINDINGS.get(one.reason, one.reason)
         kv = f", {share(one.kv_share)} of the KV cache in use" if one.kv_share is not None else ""
-        said.append(f"{duration(one.into_life_ns)} into its life {held} ({reason}{kv})")
-    whom = blamed("preempted", facts)
-    holders = f"; the blocks were with {whom}" if whom else ""
-    return _and_more(said, len(facts.preemptions)) + holders
+        phrases.append(f"{duration(one.into_life_ns)} into its life {held} ({reason}{kv})")
+    holders = blamed("preempted", facts)
+    holders = f"; blocks held by {holders}" if holders else ""
+    return _and_more(phrases, len(facts.preemptions)) + holders
 
 
 def _recompute(ns: int, facts: Facts) -> str:
@@ -190,52 +192,52 @@ _EVIDENCE: dict[str, Callable[[int, Facts], str]] = {
 }
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- formatting --------------------------------------------------------------------------------
 
 
-def named(companions: tuple[Overlap, ...], tell: Callable[[Overlap], str]) -> str:
-    """Name those most concerned, and say how many more there were."""
-    said = [f"{one.name} ({tell(one)})" for one in companions[:NUM_NAMED]]
-    return _and_more(said, len(companions))
+def named(companions: tuple[Overlap, ...], describe: Callable[[Overlap], str]) -> str:
+    """Return the requests that contributed most by name, and the number of the others."""
+    phrases = [f"{one.name} ({describe(one)})" for one in companions[:NUM_NAMED]]
+    return _and_more(phrases, len(companions))
 
 
 def _among_them(cause: str, facts: Facts, companions: tuple[Overlap, ...]) -> str:
-    whom = blamed(cause, facts, len(companions))
-    return f", among them {whom}" if whom else ""
+    holders = blamed(cause, facts, len(companions))
+    return f", among them {holders}" if holders else ""
 
 
 def blamed(cause: str, facts: Facts, num: int = 0, companions: tuple[Overlap, ...] = ()) -> str:
-    """Name who is most to blame for a cause, and for what part of it.
+    """Return the main contributors to a cause, with their shares.
 
     Args:
-        cause: one that lies with others.
+        cause: one that is blamed on other requests.
         facts: of the request.
-        num: how many answer for it, named or not; 0 where that is not known.
-        companions: those whose tokens are to be told as well.
+        num: number of contributors, named or not; 0 if unknown.
+        companions: requests whose token counts are added.
     """
-    told = [one for one in facts.blame if one.cause == cause]
-    whole_ns = sum(one.ns for one in told)
+    ranked = [one for one in facts.blame if one.cause == cause]
+    whole_ns = sum(one.ns for one in ranked)
     tokens = {one.name: f", {of_tokens(one)}" for one in companions}
-    said = [
+    phrases = [
         f"{one.request_id} ({share(one.ns / whole_ns)}{tokens.get(one.request_id, '')})"
-        for one in told
+        for one in ranked
         if one.request_id is not None
     ]
-    if not said:
+    if not phrases:
         return ""
     if num:
-        return _and_more(said[:NUM_NAMED], max(num, len(said)))
-    others = " and others" if len(told) > min(len(said), NUM_NAMED) else ""
-    return f"{', '.join(said[:NUM_NAMED])}{others}"
+        return _and_more(phrases[:NUM_NAMED], max(num, len(phrases)))
+    others = " and others" if len(ranked) > min(len(phrases), NUM_NAMED) else ""
+    return f"{', '.join(phrases[:NUM_NAMED])}{others}"
 
 
-def _and_more(said: list[str], num: int) -> str:
-    more = f" and {num - len(said)} more" if num > len(said) else ""
-    return f"{', '.join(said)}{more}"
+def _and_more(phrases: list[str], num: int) -> str:
+    more = f" and {num - len(phrases)} more" if num > len(phrases) else ""
+    return f"{', '.join(phrases)}{more}"
 
 
 def of_tokens(one: Overlap) -> str:
-    """Say how much of a companion's work there was."""
+    """Return the tokens and steps of another request."""
     return f"{many(one.num_tokens, 'token')} in {many(one.num_steps, 'step')}"
 
 
@@ -244,7 +246,7 @@ def _odd(odd: OddStep) -> str:
 
 
 def many(num: int, noun: str) -> str:
-    """Write a count with its noun."""
+    """Return a count with its noun."""
     return f"{num} {noun}{'' if num == 1 else 's'}"
 
 

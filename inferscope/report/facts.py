@@ -1,4 +1,4 @@
-"""What is known of one request's life beyond its ledger: who was there, and what was scarce."""
+"""Facts about one request beyond its ledger: other requests in its steps, and scarce resources."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Computing:
-    """The steps in which one phase of this request was computed.
+    """Steps in which one phase of this request was computed.
 
-    `same` computed the same phase beside it, `other` the other one.
+    `same` holds the requests of the same phase in these steps, `other` those of the other phase.
     """
 
     num_steps: int = 0
@@ -124,7 +124,7 @@ class LongestGap:
 
 @dataclass(frozen=True)
 class Facts:
-    """One request, its steps and its companions."""
+    """One request, its steps and the requests that shared them."""
 
     row: RequestRow
     """The request."""

@@ -76,11 +76,11 @@ class FindingsDocument(Document, frozen=True, kw_only=True):
 
 
 def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: bool = False) -> str:
-    """Write the findings of all engines.
+    """Return the findings of all engines as text.
 
     Args:
-        engines: what each one's run shows.
-        width: no line is wider, but for the table's.
+        engines: findings of each engine.
+        width: maximum line width; table lines may exceed it.
         ascii: use ASCII characters only.
     """
     lines: list[str] = []
@@ -91,7 +91,7 @@ def findings_text(engines: tuple[EngineFindings, ...], *, width: int, ascii: boo
 
 
 def findings_brief(engines: tuple[EngineFindings, ...]) -> str:
-    """Write the titles of all findings, a line each; nothing where nothing was found."""
+    """Return the titles of all findings, one a line; empty without findings."""
     found = [finding for engine in engines for finding in engine.findings or ()]
     return "".join(f"{finding.severity:<8}{finding.title}\n" for finding in found)
 
@@ -113,7 +113,7 @@ def _finding_row(finding: Finding) -> FindingRow:
 
 def _engine(engine: EngineFindings, width: int) -> list[str]:
     model = f" ({engine.model})" if engine.model else ""
-    late = f"; {engine.num_joined_late} not seen whole" if engine.num_joined_late else ""
+    late = f"; {engine.num_joined_late} only partly observed" if engine.num_joined_late else ""
     head = f"{engine.engine_id}{model}: {many(engine.num_requests, 'finished request')}{late}"
     lines = textwrap.wrap(plain(head), width)
     if engine.is_synthetic:
@@ -123,10 +123,10 @@ def _engine(engine: EngineFindings, width: int) -> list[str]:
     if engine.objectives == ():
         lines += _wrapped("No objective is in force for its model.", width)
     if engine.findings is None:
-        few = f"Not judged: fewer than {FEWEST_REQUESTS} requests are no run to judge."
+        few = f"Not analyzed: fewer than {FEWEST_REQUESTS} finished requests."
         return [*lines, "", *textwrap.wrap(few, width)]
     if not engine.findings:
-        lines += ["", "Nothing found: none of the classic mistakes shows in this run."]
+        lines += ["", "No findings: this run shows none of the known performance problems."]
     for number, finding in enumerate(engine.findings, 1):
         lines += ["", *_finding(number, finding, width)]
     if engine.disaggregation is not None:
@@ -152,17 +152,17 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
 
 
 def _provenance(finding: Finding) -> str:
-    """Say which of its figures are not measured, by the names they have in JSON."""
+    """Return which figures are not measured, by their JSON names."""
     names: dict[str, list[str]] = {}
     for number in finding.evidence:
         names.setdefault(number.provenance.capitalize(), []).append(number.name)
     names.pop("Measured", None)
-    said = [f"{how}: {', '.join(of)}." for how, of in names.items()]
-    return " ".join([*said, "All else is measured." if said else "All measured."])
+    sentences = [f"{how}: {', '.join(of)}." for how, of in names.items()]
+    return " ".join([*sentences, "All else is measured." if sentences else "All measured."])
 
 
 def _if_not(what: Counterfactual) -> str:
-    """Say what would have been, and what that rests on."""
+    """Return the sentence of a counterfactual and its provenance."""
     rests_on = "modelled" if what.provenance == "modelled" else "from measured times"
     return f"{what.sentence} (First-order, {rests_on}.)"
 
@@ -178,11 +178,11 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _disaggregation(apart: Disaggregation, width: int) -> list[str]:
-    title = "Prefill and decode on workers of their own: what taking interference away would change"
+    title = "Prefill and decode on separate workers: latencies without interference"
     columns = "".join(f"{name:>{_COLUMN}}" for name in ("p50", "p95", "p99"))
     note = (
-        "First-order and modelled: the queue and the batches are left as they were, and the "
-        "transfer of the KV cache, which it adds to TTFT, is not in it."
+        "First-order and modelled: the queue and the batches stay as they were, and the "
+        "KV cache transfer, which would add to TTFT, is not included."
     )
     return [
         *textwrap.wrap(title, width),

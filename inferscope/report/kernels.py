@@ -1,7 +1,7 @@
-"""What a torch trace says of each phase: which kernels and operations its steps were made of.
+"""Kernels and operations of a torch trace, by the phase of the step that they ran in.
 
-Times are self times: an operation's own, without those that it called. A GPU's kernels call none.
-Whose a moment is, is decided by the step that the engine was in: prefill, decode, or both (mixed).
+Times are self times: an operation's own time without the operations that it called. GPU kernels
+call none. The phase is that of the engine's step at that moment: prefill, decode, or both (mixed).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class TraceStep(NamedTuple):
-    """A step and what was in it; times on the trace's clock, in microseconds."""
+    """One step and its phase; times on the trace's clock in microseconds."""
 
     start_us: float
     end_us: float
@@ -63,7 +63,7 @@ class ProfileDocument(Document, frozen=True, kw_only=True):
 
 
 def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[TraceStep]:
-    """Return the steps of an engine's rings, on the trace's clock."""
+    """Return the steps in an engine's rings, on the trace's clock."""
     base_ns = int(trace.get("baseTimeNanoseconds", 0))
     phases: dict[int, str] = {}
     spans: list[StepSpan] = []
@@ -91,7 +91,7 @@ def steps_of(records: Iterable[Record], trace: Mapping[str, Any]) -> list[TraceS
 
 
 def kernel_times(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> list[KernelTime]:
-    """Return what kernels and operations took, by phase, the longest first."""
+    """Return the time of kernels and operations by phase, the longest first."""
     starts = [step.start_us for step in steps]
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, kind, start_us, self_us in _self_times(trace.get("traceEvents", ())):
@@ -107,9 +107,10 @@ def kernel_times(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> list[K
 
 
 def slowdown(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> float | None:
-    """Return how much longer decode steps took within the trace than before it; None: who knows.
+    """Return the relative slowdown of decode steps within the trace; None if too few steps ran.
 
-    Of the phase that repeats itself most, by medians: whatever else changed meanwhile is in it.
+    It compares medians of the most frequent phase before and within the trace; any other change in
+    between is included.
     """
     first, last = _window(trace)
     decodes = [step for step in steps if step.phase == "decode"]
@@ -121,9 +122,9 @@ def slowdown(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> float | No
 
 
 def stall_ns(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> int | None:
-    """Return how long the longest step took that was not over when recording was.
+    """Return the duration of the longest step still open when recording ended.
 
-    Torch then makes a trace of what it has recorded, and holds the interpreter meanwhile.
+    Torch then builds a trace from the recorded events and blocks the interpreter meanwhile.
     """
     _, last = _window(trace)
     took = [_took(step) for step in steps if last and step.end_us > last]
@@ -140,7 +141,7 @@ def _window(trace: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def with_steps(trace: Mapping[str, Any], steps: Sequence[TraceStep]) -> dict[str, Any]:
-    """Return the trace with our steps as a track of their own, those beyond its window left out."""
+    """Return the trace with a track of our steps; steps outside its window are left out."""
     events = list(trace.get("traceEvents", ()))
     first, last = _window(trace)
     track = {"pid": "inferscope", "tid": "steps"}
@@ -182,7 +183,7 @@ def _self_times(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, flo
 
 
 def _own_times(events: list[Mapping[str, Any]]) -> list[tuple[str, str, float, float]]:
-    """Take what each operation called from its time: calls of one thread are nested."""
+    """Subtract the time of called operations from each one; calls of one thread are nested."""
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     own = [event.get("dur", 0.0) for event in events]
     open_: list[int] = []

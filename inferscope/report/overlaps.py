@@ -1,4 +1,4 @@
-"""Sums over the steps of one life: who was in them, for how long, for how many tokens."""
+"""Sums over the steps of one request: other requests, time shared, tokens computed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from inferscope.report.facts import Computing, Overlap
 
 
 class RequestOverlaps:
-    """Other requests, and how much of one's life each was there for."""
+    """Other requests, with the time that each overlapped this one."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[int]] = {}
-        """Steps, overlap, tokens, compute."""
+        """Number of steps, overlap in ns, tokens, compute in ns."""
 
     def __len__(self) -> int:
         return len(self._sums)
 
     def add(self, request_id: str, overlap_ns: int, num_tokens: int, compute_ns: int) -> None:
-        """Add a request's part of one step."""
+        """Add a request's share of one step."""
         sums = self._sums.setdefault(request_id, [0, 0, 0, 0])
         sums[0] += 1
         sums[1] += overlap_ns
@@ -29,10 +29,10 @@ class RequestOverlaps:
         sums[3] += compute_ns
 
     def ranked(self, names: Mapping[str, str], *, by_compute: bool = False) -> tuple[Overlap, ...]:
-        """Return all of them: first those that were there for longest, or computed most.
+        """Return all requests, ranked by overlap or by compute time.
 
         Args:
-            names: what to call them, by their internal ids.
+            names: display names by internal ID.
             by_compute: rank by attributed time.
         """
         first = 3 if by_compute else 1
@@ -45,10 +45,10 @@ class RequestOverlaps:
 
 
 class StepsWhileQueued:
-    """The steps that others had while a request waited to be admitted.
+    """Steps of other requests while one request waited for admission.
 
     Attributes:
-        prefill_ns: attributed to prefill meanwhile; likewise decode.
+        prefill_ns: device time attributed to prefill meanwhile; `decode_ns` likewise.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class StepsWhileQueued:
         self.decode_ns = 0
 
     def add(self, step: FinalStep, waited_ns: int) -> None:
-        """Take a step.
+        """Add a step.
 
         Args:
-            step: of others.
-            waited_ns: how much of it the request waited for.
+            step: of other requests.
+            waited_ns: part of it during which the request waited.
         """
         part = waited_ns / (step.end_ns - step.start_ns)
         for request_id, work in _works(step).items():
@@ -71,22 +71,22 @@ class StepsWhileQueued:
             self._companions.add(request_id, waited_ns, work.num_tokens, prefill_ns + decode_ns)
 
     def ranked(self, names: Mapping[str, str]) -> tuple[Overlap, ...]:
-        """Return who had these steps, first those who computed most."""
+        """Return the requests in these steps, ranked by compute time."""
         return self._companions.ranked(names, by_compute=True)
 
 
 class SharedSteps:
-    """The steps that a request had, by the phase it was in."""
+    """Steps that a request was in, by its phase."""
 
     def __init__(self) -> None:
         self._phases = {True: _Phase(), False: _Phase()}
-        """By whether it is prefill."""
+        """Sums by whether the phase is prefill."""
 
     def add(self, step: FinalStep, me: str) -> tuple[tuple[str, int], ...]:
-        """Take a step that `me` was in.
+        """Add a step that `me` was in.
 
         Returns:
-            Whose prompts it computed beside a decode of `me`, and how many tokens of them.
+            Requests whose prompts it computed during a decode of `me`, with their token counts.
         """
         works = _works(step)
         own = works.pop(me)
@@ -109,7 +109,7 @@ class SharedSteps:
         return tuple((request_id, work.num_tokens) for request_id, work in other)
 
     def computing(self, names: Mapping[str, str], *, is_prefill: bool) -> Computing:
-        """Return what is known of one phase."""
+        """Return the facts of one phase."""
         phase = self._phases[is_prefill]
         return Computing(
             num_steps=phase.num_steps,
@@ -153,7 +153,7 @@ class _Work:
 
 
 def _works(step: FinalStep) -> dict[str, _Work]:
-    """Return what each request did in a step."""
+    """Return each request's work in a step."""
     works: dict[str, _Work] = {}
     columns = zip(
         step.request_ids,

@@ -1,4 +1,4 @@
-"""The requests that one is compared with: those that ended lately, as many as are worth keeping."""
+"""Recently finished requests of an engine, to compare one request with."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from inferscope.collector.finals import FinalRequest, FinalStep
 
 _MOST = 2_000
-"""The median of more changes no sentence."""
+"""Maximum number kept; more would not change a median noticeably."""
 
 
 class PeerSink:
-    """Keeps the last final requests of an engine. It is a sink of the fold.
+    """Sink of the fold that keeps an engine's last final requests.
 
     Attributes:
-        requests: oldest first.
+        requests: final requests, oldest first.
     """
 
     def __init__(self, engine_id: str) -> None:
@@ -22,9 +22,9 @@ class PeerSink:
         self.requests: deque[FinalRequest] = deque(maxlen=_MOST)
 
     def step(self, step: FinalStep) -> None:
-        """Take a step, which says nothing of any one request."""
+        """Ignore a step: it describes no single request."""
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         if request.engine_id == self._engine_id:
             self.requests.append(request)

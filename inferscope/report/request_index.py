@@ -1,7 +1,7 @@
-"""Finding requests by name: which rings and recordings speak of them, under which index.
+"""Index of requests by name: the rings and recordings that hold a request, and its index in each.
 
-This is the first of two passes. It decodes nothing but names and ends, so a thousand requests that
-are not meant cost little; a ring in which the name stands nowhere, as bytes, is not parsed at all.
+This is the first of two passes. It decodes only names and ends, so that unrelated requests cost
+little; a ring that does not contain the name as bytes is not parsed at all.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _CODES = (RequestEvent.CODE, Live.CODE)
 _READ_BYTES = 1 << 22
 
 RingKey = tuple[str, int, int, int]
-"""Role, rank, pid and start of the process: a ring, wherever its frames are kept."""
+"""Role, rank, PID and process start: identity of a ring, independent of its file."""
 
 
 @dataclass
 class RequestRef:
-    """One request's life as its names tell it, from its first record to its end.
+    """Lifecycle of one request according to its named records, from first record to end.
 
     Attributes:
-        engine_id: whose request it is.
-        request_id: the engine's own id; with the engine's it is nearly a key (ids come again).
-        external_id: the client's, None if it gave none.
-        first_ns: when it was first spoken of.
-        real_offset_ns: wall clock less monotonic clock then.
-        finish: how it ended, empty while it has not.
-        queued_ns: when it came into the queue, None if that was not seen; likewise `admitted_ns`.
-        held: when it was preempted, when resumed (None: not yet), and the reason.
-        indices: under which index each ring speaks of it.
+        engine_id: engine of the request.
+        request_id: the engine's own ID; with the engine's it is nearly a key (IDs recur).
+        external_id: the client's ID; None if the client gave none.
+        first_ns: monotonic time of its first record.
+        real_offset_ns: wall clock minus monotonic clock at that time.
+        finish: finish reason; empty while it is in flight.
+        queued_ns: enqueue time; None if not observed; `admitted_ns` likewise.
+        held: times of preemption and of resumption (None: not yet), and the reason.
+        indices: request index in each ring.
     """
 
     engine_id: str
@@ -67,7 +67,7 @@ class RequestRef:
     indices: dict[RingKey, int] = field(default_factory=dict)
 
     def note(self, event: RequestEvent) -> None:
-        """Take one of its events, in their order; one that was taken before changes nothing."""
+        """Apply one of its events, in order; applying one twice changes nothing."""
         self.external_id = self.external_id or event.external_id
         match event.kind:
             case records.TOKENISED | records.QUEUED:  # the core accepts it between two steps
@@ -92,39 +92,39 @@ class RequestRef:
 
     @property
     def first_real_ns(self) -> int:
-        """Wall time at which it was first spoken of."""
+        """Return the wall time of its first record."""
         return self.first_ns + self.real_offset_ns
 
 
-def matching(lives: Iterable[RequestRef], name: str) -> list[RequestRef]:
-    """Return the lives of a name, newest first; whole names go before prefixes."""
-    lives = sorted(lives, key=lambda life: -life.first_real_ns)
-    whole = [life for life in lives if name in life.names]
-    return whole or [life for life in lives if any(n.startswith(name) for n in life.names)]
+def matching(refs: Iterable[RequestRef], name: str) -> list[RequestRef]:
+    """Return the requests with a name, newest first; full matches go before prefixes."""
+    refs = sorted(refs, key=lambda ref: -ref.first_real_ns)
+    whole = [ref for ref in refs if name in ref.names]
+    return whole or [ref for ref in refs if any(n.startswith(name) for n in ref.names)]
 
 
 class RequestIndex:
-    """Gathers lives from the records that name requests."""
+    """Index built from the records that name requests."""
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str], list[RequestRef]] = {}
         self._by_index: dict[tuple[str, RingKey, int], RequestRef] = {}
 
-    def lives(self) -> Iterator[RequestRef]:
-        """Return all that were named."""
+    def refs(self) -> Iterator[RequestRef]:
+        """Return all named requests."""
         for same in self._lives.values():
             yield from same
 
     def take(self, engine_id: str, ring: RingKey, record: Record, real_offset_ns: int) -> None:
-        """Take one record of a ring."""
+        """Add one record of a ring."""
         if isinstance(record, RequestEvent):
-            life = self._by_index.get((engine_id, ring, record.index))
-            if life is None and record.request_id:
-                life = self._bind(
+            ref = self._by_index.get((engine_id, ring, record.index))
+            if ref is None and record.request_id:
+                ref = self._bind(
                     engine_id, ring, record.index, record.request_id, record.at_ns, real_offset_ns
                 )
-            if life is not None:
-                life.note(record)
+            if ref is not None:
+                ref.note(record)
         elif isinstance(record, Live):
             try:
                 indices = np.frombuffer(record.requests, dtype=COLUMNS["requests"]).tolist()
@@ -149,33 +149,33 @@ class RequestIndex:
         teller = ring[:2]
         if not same or any(known[:2] == teller for known in same[-1].indices):
             same.append(RequestRef(engine_id, request_id, at_ns, real_offset_ns))
-        life = same[-1]
-        life.first_ns = min(life.first_ns, at_ns)
-        life.indices[ring] = index
-        self._by_index[engine_id, ring, index] = life
-        return life
+        ref = same[-1]
+        ref.first_ns = min(ref.first_ns, at_ns)
+        ref.indices[ring] = index
+        self._by_index[engine_id, ring, index] = ref
+        return ref
 
 
 def requests_in_rings(engines: Iterable[EngineRings], name: str) -> list[RequestRef]:
-    """Return the requests of all engines whose rings hold the name, as bytes, anywhere."""
+    """Return the requests of all engines whose rings contain the name as bytes."""
     registry = RequestIndex()
     for engine in engines:
         rings = [ring.path for ring in engine.rings]
         if any(_holds(path, name.encode()) for path in rings):
-            # In the order of time, as the fold sees them: an id may be used again.
+            # In time order, as in the fold: an ID may be used again.
             named = [item for path in rings for item in _named_in(path)]
             named.sort(key=lambda item: item[0].t_ns)
             for record, ring in named:
                 offset_ns = ring.start_real_ns - ring.start_ns
                 registry.take(engine.engine_id, key_of(ring), record, offset_ns)
-    return list(registry.lives())
+    return list(registry.refs())
 
 
 def requests_in_recording(path: Path) -> list[RequestRef]:
     """Return the requests that a recording names.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not a recording.
     """
     registry = RequestIndex()
     reader = RecordingReader(path)
@@ -198,11 +198,11 @@ def requests_in_recording(path: Path) -> list[RequestRef]:
                 registry.take(*rings[frame.ring], record, offset_ns)
     finally:
         reader.close()
-    return list(registry.lives())
+    return list(registry.refs())
 
 
 def key_of(ring: RingOpened | Identity) -> RingKey:
-    """Return what a ring is known by."""
+    """Return the identity of a ring."""
     return ring.role, ring.rank, ring.pid, ring.start_ns
 
 
@@ -226,7 +226,7 @@ def _named_in(path: Path) -> list[tuple[Record, Identity]]:
 
 
 def _holds(path: Path, needle: bytes) -> bool:
-    """Tell whether the bytes stand anywhere in a file."""
+    """Return whether a file contains the bytes."""
     try:
         with path.open("rb") as file:
             before = b""

@@ -1,7 +1,7 @@
-"""Watching one request through the fold: its steps, its companions, what the scheduler said.
+"""Observation of one request through the fold: its steps, their requests, the scheduler's plans.
 
-This is the second of two passes. A witness is a sink of the fold and listens to its records. Of a
-step it keeps a few numbers and never the step itself: a request may take a hundred thousand.
+This is the second of two passes. An observer is a sink of the fold and also takes its records. It
+keeps a few numbers per step and never the step itself: a request may take 100,000 steps.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from inferscope.report.overlaps import RequestOverlaps, SharedSteps, StepsWhileQ
 from inferscope.report.request_index import RequestRef, RingKey, key_of
 
 _HEALTHY = 0.2
-"""The quantile of measured over modelled time that counts as healthy, as in the ledger."""
+"""Quantile of measured over modelled time that counts as healthy, as in the ledger."""
 
 
 class RequestObserver:
-    """Gathers the facts of one life, up to its end: nothing that follows can change them."""
+    """Sink that collects one request's facts up to its end; later records do not change them."""
 
-    def __init__(self, life: RequestRef, names: Mapping[str, str]) -> None:
-        """Watch a life.
+    def __init__(self, ref: RequestRef, names: Mapping[str, str]) -> None:
+        """Start to observe a request.
 
         Args:
-            life: as it was found.
-            names: what to call the engine's requests, by their internal ids.
+            ref: reference from the index.
+            names: display names of the engine's requests by internal ID.
         """
-        self._life = life
+        self._ref = ref
         self._names = names
         self._rings: dict[int, RingKey] = {}
         self._model = ""
@@ -62,28 +62,28 @@ class RequestObserver:
         self._dp_rank = 0
         self._final: FinalRequest | None = None
         self._kv_shares: dict[int, float | None] = {}
-        """In use when it was preempted, by that time."""
+        """KV usage at each preemption, by its time."""
         self._bindings = Counter[str]()
         self._plans = np.zeros(2)
         self._last_plan: StepPlan | None = None
         self._ahead = StepsWhileQueued()
         self._together = SharedSteps()
         self._mixed: list[tuple[int, int, tuple[tuple[str, int], ...]]] = []
-        """Decode steps it shared with prefills: start, end, whose and of how many tokens."""
+        """Decode steps shared with prefills: start, end, and (request, tokens) of each prefill."""
         self._num_left_out = 0
         self._by_fit: dict[str, list[OddStep]] = {}
-        """Its own steps but the cold ones, by the fit in force."""
+        """Its own warm steps, by the cost model in force."""
         self._cold: list[OddStep] = []
         self._last_step: tuple[int, int] | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all is known."""
+        """Return whether all facts are known."""
         return self._final is not None
 
     @property
     def final(self) -> FinalRequest | None:
-        """Return the request as the fold has decided it, None before."""
+        """Return the final request; None before it is final."""
         return self._final
 
     # --- records --------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class RequestObserver:
         """Take a record of the fold."""
         kind = type(record)
         if isinstance(record, RingOpened):
-            if record.engine_id == self._life.engine_id:
+            if record.engine_id == self._ref.engine_id:
                 self._rings[record.ring] = key_of(record)
                 self._offset_ns = record.start_real_ns - record.start_ns
             return
@@ -102,7 +102,7 @@ class RequestObserver:
             return
         if kind not in _HEARD or self.is_complete or ring not in self._rings:
             return
-        index = self._life.indices.get(self._rings[ring])
+        index = self._ref.indices.get(self._rings[ring])
         if isinstance(record, EngineInfo):
             self._model = record.served_name or record.model or self._model
             if index is not None and self._rings[ring][0] != "frontend":
@@ -112,18 +112,15 @@ class RequestObserver:
         elif isinstance(record, StepPlan):
             self._plan(record)
         elif isinstance(record, RequestEvent) and record.index == index:
-            self._life.note(record)
+            self._ref.note(record)
 
     def _plan(self, plan: StepPlan) -> None:
-        life = self._life
-        until_ns = plan.end_ns if life.admitted_ns is None else life.admitted_ns
-        if (
-            life.queued_ns is not None
-            and life.queued_ns <= plan.start_ns <= plan.end_ns <= until_ns
-        ):
+        ref = self._ref
+        until_ns = plan.end_ns if ref.admitted_ns is None else ref.admitted_ns
+        if ref.queued_ns is not None and ref.queued_ns <= plan.start_ns <= plan.end_ns <= until_ns:
             self._bindings[plan.binding] += 1
             self._plans += (plan.running, plan.waiting)
-        for held_ns, *_ in life.held:
+        for held_ns, *_ in ref.held:
             if held_ns <= plan.start_ns:  # decided by the plan before: this one shows its effect
                 self._kv_shares.setdefault(held_ns, _kv_share(self._last_plan))
         self._last_plan = plan
@@ -131,35 +128,35 @@ class RequestObserver:
     # --- what is final --------------------------------------------------------------------------
 
     def request(self, request: FinalRequest) -> None:
-        """Take a final request, if it is the one."""
+        """Take a final request, if it is the observed one."""
         if (
-            request.request_id == self._life.request_id
-            and request.engine_id == self._life.engine_id
-            and request.delivered_ns >= self._life.first_ns
+            request.request_id == self._ref.request_id
+            and request.engine_id == self._ref.engine_id
+            and request.delivered_ns >= self._ref.first_ns
         ):
             self._final = self._final or request
 
     def step(self, step: FinalStep) -> None:
-        """Take a final step; of its ranks, the first speaks for all."""
-        life, key = self._life, (step.dp_rank, step.step)
-        if step.engine_id != life.engine_id or key == self._last_step or self.is_complete:
+        """Take a final step; the first rank represents all."""
+        ref, key = self._ref, (step.dp_rank, step.step)
+        if step.engine_id != ref.engine_id or key == self._last_step or self.is_complete:
             return
         self._last_step = key
-        if step.end_ns <= life.first_ns or step.dp_rank != self._dp_rank:
+        if step.end_ns <= ref.first_ns or step.dp_rank != self._dp_rank:
             return
-        if life.request_id in step.request_ids:
+        if ref.request_id in step.request_ids:
             self._own_step(step)
             return
-        waited_ns = _overlap(step, life.queued_ns, life.admitted_ns)
+        waited_ns = _overlap(step, ref.queued_ns, ref.admitted_ns)
         if waited_ns > 0:
             self._ahead.add(step, waited_ns)
-        elif life.admitted_ns is not None and step.start_ns >= life.admitted_ns:
-            self._num_left_out += not any(_overlap(step, *held[:2]) for held in life.held)
+        elif ref.admitted_ns is not None and step.start_ns >= ref.admitted_ns:
+            self._num_left_out += not any(_overlap(step, *held[:2]) for held in ref.held)
 
     def _own_step(self, step: FinalStep) -> None:
-        """Take a step in which the request was."""
+        """Take a step that contained the request."""
         duration_ns = step.end_ns - step.start_ns
-        prompts = self._together.add(step, self._life.request_id)
+        prompts = self._together.add(step, self._ref.request_id)
         if prompts:
             self._mixed.append((step.start_ns, step.end_ns, prompts))
         odd = OddStep(step.step, step.start_ns, duration_ns, 1 + step.model_residual, 0)
@@ -169,7 +166,7 @@ class RequestObserver:
     # --- the facts ------------------------------------------------------------------------------
 
     def facts(self, collector: Collector) -> Facts | None:
-        """Return what is known; None where the fold knows nothing of the request.
+        """Return the facts; None if the fold does not know the request.
 
         Args:
             collector: the fold, for a request that is not final yet.
@@ -178,7 +175,7 @@ class RequestObserver:
         row = finished_row(final) if final is not None else self._alive(collector)
         if row is None:
             return None
-        engine = collector.engines[self._life.engine_id]
+        engine = collector.engines[self._ref.engine_id]
         arrived_at = delivered_at = "engine"
         if final is not None:
             arrived_at, delivered_at = final.arrived_at, final.delivered_at
@@ -191,7 +188,7 @@ class RequestObserver:
 
         return Facts(
             row=row,
-            engine_id=self._life.engine_id,
+            engine_id=self._ref.engine_id,
             model=self._model,
             arrived_real_ns=start_ns + (self._offset_ns or 0),
             is_over=final is not None,
@@ -212,7 +209,7 @@ class RequestObserver:
                     reason=reason,
                     kv_share=self._kv_shares.get(since_ns),
                 )
-                for since_ns, until_ns, reason in self._life.held
+                for since_ns, until_ns, reason in self._ref.held
             ),
             num_left_out=self._num_left_out,
             cold=tuple(into_life(odd) for odd in self._cold),
@@ -227,10 +224,10 @@ class RequestObserver:
         )
 
     def _alive(self, collector: Collector) -> RequestRow | None:
-        engine = collector.engines.get(self._life.engine_id)
+        engine = collector.engines.get(self._ref.engine_id)
         if engine is None:
             return None
-        request = engine.lives.table.by_id.get(self._life.request_id)
+        request = engine.lives.table.by_id.get(self._ref.request_id)
         return None if request is None else alive_row(engine, request)
 
     def _blame(self, engine: EngineFold) -> tuple[Culprit, ...]:
@@ -238,7 +235,7 @@ class RequestObserver:
         if self._final is not None:
             culprits = self._final.blame
         else:
-            request = lives.table.by_id[self._life.request_id]
+            request = lives.table.by_id[self._ref.request_id]
             unfolded = engine.unfolded
             culprits = lives.blame_of(request, engine.now_ns, unfolded=unfolded)
         return tuple(
@@ -247,27 +244,27 @@ class RequestObserver:
         )
 
     def _tokens(self, engine: EngineFold) -> tuple[array[int], tuple[int, ...]]:
-        """Return when its tokens came, and how many at a time."""
+        """Return the times of its tokens, and the number at each."""
         if self._final is not None:
             return self._final.token_times_ns, self._final.tokens_per_event
         table = engine.lives.table
-        slot = table.by_id[self._life.request_id].slot
+        slot = table.by_id[self._ref.request_id].slot
         return table.tokens.events_of(slot)
 
     def _parts(self, engine: EngineFold) -> tuple[PromptPart, ...]:
         if self._final is not None:
             return self._final.parts
-        return engine.lives.parts_of(engine.lives.table.by_id[self._life.request_id])
+        return engine.lives.parts_of(engine.lives.table.by_id[self._ref.request_id])
 
     def _waiting(self, row: RequestRow) -> Waiting | None:
-        life = self._life
-        if life.queued_ns is None:
+        ref = self._ref
+        if ref.queued_ns is None:
             return None
         num_plans = self._bindings.total() if self._bindings else 0
         running, waiting = (self._plans / max(num_plans, 1)).tolist()
-        until_ns = life.admitted_ns
+        until_ns = ref.admitted_ns
         return Waiting(
-            since_ns=life.queued_ns,
+            since_ns=ref.queued_ns,
             until_ns=row.arrived_ns + row.age_ns if until_ns is None else until_ns,
             num_running=running,
             num_waiting=waiting,
@@ -278,7 +275,7 @@ class RequestObserver:
         )
 
     def _slow_steps(self) -> tuple[list[OddStep], list[float]]:
-        """Return its steps that took longer than healthy ones, and all ratios to the model."""
+        """Return its steps slower than healthy ones, and all ratios to the model."""
         slow: list[OddStep] = []
         ratios: list[float] = []
         for steps in self._by_fit.values():
@@ -308,7 +305,7 @@ class RequestObserver:
                     prefills.add(name, overlap_ns, num, 0)
         held = any(
             held_ns < until_ns and (resumed_ns is None or resumed_ns > since_ns)
-            for held_ns, resumed_ns, _ in self._life.held
+            for held_ns, resumed_ns, _ in self._ref.held
         )
         return LongestGap(
             gap_ns=until_ns - since_ns,

@@ -1,9 +1,9 @@
-"""Who used the device: every step's time, divided by a rule, summed by request, tenant and so on.
+"""Device time by request, tenant, phase or model: each step's time divided by a rule and summed.
 
-A `SharesSink` is a sink of the fold; when the fold is done it gives the table. Its rows, and beside them
-padding, idle steps and what is of nobody, sum to the steps' measured time in whole nanoseconds,
-whatever the rule. The two columns that are no division, `standalone` and `marginal`, sum to
-nothing: what a request would have taken alone, less its share, is what batching saved it.
+A `SharesSink` is a sink of the fold; when the fold is done it returns the table. Its rows, padding,
+idle steps and unattributed time sum to the steps' measured time in whole nanoseconds under every
+rule. The columns `standalone` and `marginal` are not divisions and do not sum to anything: a
+request's standalone time minus its share is what batching saved it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Ints = NDArray[np.int64]
 By = Literal["request", "tenant", "phase", "model"]
 
 _Key = tuple[str, str]
-"""Engine and request."""
+"""Engine ID and request ID."""
 _PREFILL, _DECODE = range(2)
 _Waiting = tuple[FinalStep, Components, Ints]
-"""A step, what it was divided with, and where its requests are."""
+"""A step, the components it is divided with, and the table rows of its requests."""
 _TENANT = "tenant"
 _FIRST_ROOM = 256
-_TOGETHER = 256
-"""Steps that are divided at once: each by itself takes several times as long."""
+_BATCH_STEPS = 256
+"""Maximum number of steps divided at once; dividing each alone takes several times as long."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Amounts:
 
     @property
     def discount_ns(self) -> int:
-        """Return what batching saved."""
+        """Return the time that batching saved."""
         return self.standalone_ns - self.share_ns
 
     def __add__(self, other: Amounts) -> Amounts:
@@ -69,70 +69,70 @@ NO_AMOUNTS = Amounts(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class ShareRow:
-    """One request, tenant, phase or model."""
+    """Device time of one request, tenant, phase or model."""
 
     name: str | None
-    """None where the records do not say which."""
+    """Name of the row; None where the records do not hold it."""
     engine: str | None
-    """Of a request; None for what several engines may have in common."""
+    """Engine of a request; None for rows that span engines."""
     external_id: str | None
     prefill: Amounts
     decode: Amounts
 
     @property
     def whole(self) -> Amounts:
-        """Return both phases."""
+        """Return the sum of both phases."""
         return self.prefill + self.decode
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The table, and how it came about."""
+    """Table of device time, with its sums and method."""
 
     rule: str
     by: By
     rows: tuple[ShareRow, ...]
-    """Largest first."""
+    """Rows, the largest first."""
     padding_ns: int
-    """Tokens computed for nobody, to fill up a shape."""
+    """Time of padding tokens, which belong to no request."""
     idle_ns: int
-    """Steps of nothing, to keep a data-parallel rank with the others."""
+    """Time of dummy steps, which keep a data-parallel rank in step with the others."""
     unattributed_ns: int
-    """Steps of no request that is known."""
+    """Time of steps without a known request."""
     measured_ns: int
-    """All steps; the rows and the three above sum to it."""
+    """Measured time of all steps: the sum of the rows and the three fields above."""
     alone_ns: int
-    """Of the rows, from steps of one request: measured, not apportioned."""
+    """Part of the rows from steps of a single request: measured, not apportioned."""
     num_steps: int
-    """On each rank."""
+    """Number of steps, each rank's counted."""
     num_unjoined: int
-    """Steps whose records contradict each other or never came together: in no row."""
+    """Number of steps whose records are missing or inconsistent; they are in no row."""
     clocks: tuple[str, ...]
-    """device, host: whose clock timed the steps."""
+    """Clocks that timed the steps: device, host."""
     source_shares: dict[str, float]
-    """Of the time, by where the cost model's coefficients came from."""
+    """Share of the time by the source of the cost model's coefficients."""
     residuals: tuple[float, float, float] | None
-    """Measured over modelled time, less one: 10th percentile, median, 90th; None without steps."""
+    """Measured over modelled time, minus one: 10th percentile, median, 90th; None without steps."""
     synthetic: tuple[str, ...] = ()
-    """Engines whose records say that they are made up."""
+    """Engines whose records are marked as synthetic."""
 
 
 class SharesSink:
-    """Sums the shares of all steps by a rule, by request and phase."""
+    """Sink that sums the shares of all steps by request and phase."""
 
     def __init__(self, rule: str) -> None:
         """Start empty; `rule` is one of `attribution.rules.RULES`."""
         self._rule = rule
         self._index: dict[_Key, int] = {}
         self._cells = np.zeros((_FIRST_ROOM, 2, 4), dtype=np.int64)
-        """[requests, phases, amounts]."""
+        """Sums in ns and tokens, [requests, phases, amounts]."""
         self._names: dict[_Key, tuple[str | None, str | None]] = {}
-        """External id and tenant."""
+        """External ID and tenant by request."""
         self._team: tuple[str, tuple[str, ...]] = ("", ())
         self._at: Ints = np.zeros(0, dtype=np.int64)
-        """Where the team's requests are."""
+        """Row indices of the current batch's requests."""
         self._steps: defaultdict[int, list[_Waiting]] = defaultdict(list)
-        """Not divided yet, by model."""
+        """Steps not divided yet, by model."""
         self._num_waiting = 0
         self._padding_ns = self._idle_ns = self._unattributed_ns = self._measured_ns = 0
         self._alone_ns = 0
@@ -144,7 +144,7 @@ class SharesSink:
     # --- a sink ---------------------------------------------------------------------------------
 
     def step(self, step: FinalStep) -> None:
-        """Add a rank's step."""
+        """Add one rank's step."""
         self._num_steps += 1
         self._measured_ns += step.measured_ns
         self._padding_ns += step.padding_ns
@@ -154,13 +154,13 @@ class SharesSink:
         else:
             self._unattributed_ns += step.unattributed_ns
         of, busy_ns = step.components, step.busy_ns
-        if step.unnamed is not None:  # of requests that another host knows
+        if step.unnamed is not None:  # requests known on another host
             self._unattributed_ns += busy_ns
         if of is None or not busy_ns:
             return
         self._steps[id(of.model)].append((step, of, self._places(step)))
         self._num_waiting += 1
-        if self._num_waiting == _TOGETHER:
+        if self._num_waiting == _BATCH_STEPS:
             self._divide()
         if len(of.batch.context) == 1:
             self._alone_ns += busy_ns
@@ -168,7 +168,7 @@ class SharesSink:
         self._residuals.append(step.model_residual)
 
     def _divide(self) -> None:
-        """Divide the steps that wait for it, those of one model together."""
+        """Divide the pending steps, those of one model at once."""
         for waiting in self._steps.values():
             steps, components, places = zip(*waiting, strict=True)
             priced, busy_ns = price_steps(components), np.array([step.busy_ns for step in steps])
@@ -188,7 +188,7 @@ class SharesSink:
         self._num_waiting = 0
 
     def request(self, request: FinalRequest) -> None:
-        """Note what a request is called and whose it is."""
+        """Record a request's name and tenant."""
         self._note((request.engine_id, request.request_id), request.external_id, request.attributes)
 
     def _note(self, key: _Key, external_id: str | None, attributes: Mapping[str, str]) -> None:
@@ -213,11 +213,11 @@ class SharesSink:
     # --- the table ------------------------------------------------------------------------------
 
     def table(self, by: By, collector: Collector) -> Shares:
-        """Return what was summed up.
+        """Return the table.
 
         Args:
-            by: what to sum over.
-            collector: the fold, which knows the requests that are not final yet, and the models.
+            by: dimension to group by.
+            collector: the fold, which knows the unfinished requests and the models.
         """
         self._divide()
         for engine in collector.engines.values():

@@ -1,4 +1,4 @@
-"""A table of shares as text and as JSON; both say what is measured, apportioned and modelled."""
+"""A table of shares as text and as JSON; both state what is measured, apportioned and modelled."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ _NS_PER_TENTH_MS = 100_000
 _MEANINGS = {
     "fair": "Shapley value: what each adds to a step, averaged over all orders",
     "phase": "Owen value: prefill and decode each come as one",
-    "token": "Aumann-Shapley: one price per token, cutting requests in two changes nothing",
+    "token": "Aumann-Shapley: one price per token; splitting a request in two changes nothing",
 }
 _MODELLED = (
-    "Modelled, and not meant to sum up: alone (the step with nobody else), marginal (what the step"
+    "Modelled, not additive: alone (the step without other requests), marginal (what the step"
     " would have saved without it). Discount: what batching saves, (alone - total) / alone."
 )
-_LEFT_OUT = (
-    "What each would have taken alone, which is modelled, needs a wider terminal, or --json."
-)
+_LEFT_OUT = "The modelled columns (time alone) need a wider terminal, or --json."
 _NOBODY = {
-    "request": "(not known)",
+    "request": "(unknown)",
     "tenant": "(no tenant)",
-    "model": "(model not told)",
+    "model": "(model unknown)",
     "phase": "",
 }
 _HEADS = ("prefill ms", "decode ms", "total ms", "of all", "alone ms", "marginal ms", "discount")
 _NUM_CLOSED = 4
-"""Columns that divide what was measured; those after them are modelled."""
+"""Number of columns that divide measured time; those after them are modelled."""
 
 
 class SharesRow(msgspec.Struct, frozen=True):
@@ -119,12 +117,12 @@ class SharesDocument(Document, frozen=True, kw_only=True):
 
 
 def to_text(shares: Shares, *, most: int | None, width: int = 110, ascii: bool = False) -> str:
-    """Write a table as text.
+    """Return a table as text.
 
     Args:
-        shares: what to write.
-        most: rows; those beyond are summed in one. None for all.
-        width: of the sentences; where the modelled columns do not fit, they are left out.
+        shares: the table.
+        most: maximum number of rows; the others are summed in one. None for all.
+        width: maximum width of sentences; modelled columns that do not fit are left out.
         ascii: use ASCII characters only.
     """
     num_columns = len(_HEADS) if width >= _NAME + len(_HEADS) * _MS else _NUM_CLOSED
@@ -189,7 +187,7 @@ def _json_row(row: ShareRow, shares: Shares) -> SharesRow:
 
 
 def _table(shares: Shares, most: int | None, num_columns: int) -> list[str]:
-    """Write the rows and their sum, rounded so that what is printed adds up as well."""
+    """Return the rows and their sum, rounded so that the printed numbers add up too."""
     shown = shares.rows if most is None else shares.rows[:most]
     hidden = shares.rows[len(shown) :]
     rows = [(_name(row, shares.by), row.prefill, row.decode) for row in shown]
@@ -264,8 +262,8 @@ def _caveats(shares: Shares, num_columns: int) -> list[str]:
     clock = " and ".join(shares.clocks) or "no"
     rows_ns = sum(row.whole.share_ns for row in shares.rows)
     alone = share(shares.alone_ns / rows_ns if rows_ns else None)
-    said = [SYNTHETIC] if shares.synthetic else []
-    said += [
+    sentences = [SYNTHETIC] if shares.synthetic else []
+    sentences += [
         f"Measured: the time of {shares.num_steps:,} steps ({clock} clock). Apportioned: prefill,"
         f" decode and total, but for {alone} of it, which is of requests alone in their step."
         " In whole nanoseconds the rows sum to what was measured.",
@@ -276,14 +274,14 @@ def _caveats(shares: Shares, num_columns: int) -> list[str]:
         sources = ", ".join(
             f"{name} for {share(part)} of the time" for name, part in shares.source_shares.items()
         )
-        said.append(
+        sentences.append(
             f"Cost model: {sources}; in the median steps took {more_or_less(middle)} than modelled,"
             f" four of five between {more_or_less(low)} and {more_or_less(high)}."
         )
     if shares.num_unjoined:
-        said.append(
+        sentences.append(
             f"{shares.num_unjoined} steps could not be matched with their requests: in no row, nor"
             " in the sum."
         )
-    said.append("Idle time between steps belongs to no request and is not in here.")
-    return said
+    sentences.append("Idle time between steps belongs to no request and is not included.")
+    return sentences

@@ -14,10 +14,10 @@ from inferscope.tui.lines import TRIANGLE, Role
 from inferscope.tui.plots import bar, plain, to_ascii
 
 _NAME, _MS, _SHARE, _BAR = 22, 10, 8, 10
-_WITH_BAR, _BESIDE = 100, 72
-"""Narrower than the first there is no bar; than the second, sentences go below."""
+_BAR_WIDTH, _SENTENCE_WIDTH = 100, 72
+"""Minimum widths: of lines with a bar; of lines with the sentence to the right of the numbers."""
 _ANSI = {"prefill": "33", "decode": "36", "alarm": "31"}
-"""The hues of the screen, in the colours that every terminal has."""
+"""ANSI colours nearest to the screen's."""
 
 
 class WhyRow(msgspec.Struct, frozen=True):
@@ -68,12 +68,12 @@ class WhyDocument(Document, frozen=True, kw_only=True):
 def to_text(
     report: WhyResult, *, width: int = 100, colour: bool = False, ascii: bool = False
 ) -> str:
-    """Write a report as text.
+    """Return a report as text.
 
     Args:
-        report: what to write.
-        width: no line is wider, but for names that are.
-        colour: paint bars and names of causes.
+        report: the report.
+        width: maximum line width; longer names may exceed it.
+        colour: colour bars and cause names.
         ascii: use ASCII characters only.
     """
     lines = [
@@ -122,8 +122,8 @@ def _verdicts(report: WhyResult, width: int) -> list[str]:
 
 
 def _row(row: CauseRow, width: int, largest_ns: int, *, colour: bool) -> list[str]:
-    """Write one cause; the sentence stands beside its numbers, or below them."""
-    cells = _BAR if width >= _WITH_BAR else 0
+    """Return the lines of one cause; the sentence is right of its numbers, or below them."""
+    cells = _BAR if width >= _BAR_WIDTH else 0
     name = f"{row.cause:<{_NAME}}"
     drawn = bar(row.ns / largest_ns, cells) if cells else ""
     if colour:
@@ -133,7 +133,7 @@ def _row(row: CauseRow, width: int, largest_ns: int, *, colour: bool) -> list[st
         head += f"  {drawn}"
     indent = 2 + _NAME + _MS + _SHARE + (cells + 2 if cells else 0) + 2
     sentence = plain(row.sentence)
-    if width < _BESIDE:
+    if width < _SENTENCE_WIDTH:
         return [head, *_wrapped(sentence, width, 4)]
     first, *rest = _wrapped(sentence, width, indent)
     return [f"{head}  {first.strip()}", *rest]

@@ -1,8 +1,8 @@
-"""One request's ledger as sentences: facts in, a report out; nothing here reads or prints.
+"""Explanation of one request's ledger in sentences: a pure function of its facts.
 
-Every row of the ledger is one cause in plain words, the largest first, with the evidence that the
-records hold. The rows sum to the request's life, and where they do not, the report says by how
-much and why. What a cause means stands in `tui.words`, for the screens and for this.
+Each row is one cause in plain words, the largest first, with the evidence that the records hold.
+The rows sum to the request's duration; if they do not, the report states the difference and why.
+Meanings of causes are in `tui.labels`, shared with the screens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferscope.tui.plots import closed, count, duration, share
 
 NS_PER_TENTH_MS = 100_000
 _ENOUGH = 0.8
-"""Of a wait: causes that explain this much of it are what made it long."""
+"""Share of a wait that the named causes must explain."""
 _MOST_CAUSES = 3
 _MOST_PARTS = 4
 _OWN_WORK = ("prefill_own", "decode_own")
@@ -33,35 +33,35 @@ class CauseRow:
     cause: str
     ns: int
     tenths_ms: int
-    """Rounded so that the rows add up to the rounded sum."""
+    """Tenths of a millisecond, rounded so that the rows add up to the rounded sum."""
     mills: int
-    """Of the whole, in tenths of a per cent; they add up to 1000."""
+    """Share of the whole in mills; they add up to 1000."""
     sentence: str
 
 
 @dataclass(frozen=True)
 class WhyResult:
-    """A request, explained."""
+    """Explanation of one request."""
 
     title: str
     summary: str
     verdicts: tuple[str, ...]
-    """On each objective that was asked about."""
+    """Sentences on each objective given."""
     split: str
-    """Why the rows are not to be relied on, as far as they are modelled; empty where they are."""
+    """Reason why modelled rows are not reliable; empty where they are."""
     rows: tuple[CauseRow, ...]
-    """Largest first. What the records do not explain is a row as well, the last one."""
+    """Rows, the largest first; unobserved time is the last row."""
     conclusions: tuple[str, ...]
-    """Where the time up to the first token went, where the time after it."""
+    """Main causes up to the first token and after it."""
     caveats: tuple[str, ...]
-    """How the numbers were made, and what is missing from them."""
+    """Methods of the numbers, and what they leave out."""
     sum_ns: int
-    """Of the causes, without what is not explained."""
+    """Sum of the causes, without unobserved time."""
     life_ns: int
 
 
 def why(facts: Facts) -> WhyResult:
-    """Explain a request."""
+    """Return the explanation of a request."""
     row = facts.row
     life_ns, sum_ns = row.age_ns, sum(row.ledger_ns.values())
     ranked = sorted(row.ledger_ns.items(), key=lambda item: (-item[1], item[0]))
@@ -87,7 +87,7 @@ def why(facts: Facts) -> WhyResult:
     )
 
 
-# --- who, and how long ----------------------------------------------------------------------------
+# --- identity and totals -------------------------------------------------------------------------
 
 
 def _title(facts: Facts) -> str:
@@ -112,17 +112,17 @@ def _ending(facts: Facts) -> str:
 def _summary(facts: Facts) -> str:
     row = facts.row
     took = "It took" if facts.is_over else "So far it has taken"
-    said = [f"{took} {duration(row.age_ns)}"]
+    sentences = [f"{took} {duration(row.age_ns)}"]
     if row.ttft_ns is not None:
-        said.append(f"the first token came after {duration(row.ttft_ns)}")
+        sentences.append(f"its first token came after {duration(row.ttft_ns)}")
     elif row.joined_late:
-        said.append("its first token was not seen")
+        sentences.append("its first token was not observed")
     else:
-        said.append("no token came")
+        sentences.append("it produced no token")
     if row.tbt_mean_ns is not None:
         p99 = duration(row.tbt_p99_ns)
-        said.append(f"then one every {duration(row.tbt_mean_ns)} on average (p99 {p99})")
-    return "; ".join(said) + "."
+        sentences.append(f"then one every {duration(row.tbt_mean_ns)} on average (p99 {p99})")
+    return "; ".join(sentences) + "."
 
 
 # --- conclusions ----------------------------------------------------------------------------------
@@ -130,41 +130,41 @@ def _summary(facts: Facts) -> str:
 
 def _conclusions(facts: Facts) -> tuple[str, ...]:
     row = facts.row
-    said: list[str] = []
+    sentences: list[str] = []
     if row.ttft_ns and not row.ledger_missing:
-        said.append(f"Up to the first token: {_largest(row.ttft_ledger_ns)}.")
+        sentences.append(f"Up to the first token: {_largest(row.ttft_ledger_ns)}.")
         after = {
             cause: ns - row.ttft_ledger_ns.get(cause, 0) for cause, ns in row.ledger_ns.items()
         }
         if row.output_tokens > 1:
-            said.append(f"After it: {_largest(after)}.")
-    said += _prompt(facts)
+            sentences.append(f"After it: {_largest(after)}.")
+    sentences += _prompt(facts)
     gap = facts.longest_gap
     if gap is not None and row.tbt_mean_ns and gap.gap_ns > 2 * row.tbt_mean_ns:
-        said.append(_longest_gap(facts))
-    return tuple(said)
+        sentences.append(_longest_gap(facts))
+    return tuple(sentences)
 
 
 def _largest(spent_ns: dict[str, int]) -> str:
-    """Name the causes that explain most of a wait."""
+    """Return the causes that explain most of a wait."""
     known = {cause: ns for cause, ns in spent_ns.items() if ns > 0}
     whole_ns = sum(known.values())
     if not whole_ns:
-        return "nothing is known of it"
-    said: list[str] = []
+        return "unknown"
+    sentences: list[str] = []
     told_ns = 0
     for cause, ns in sorted(known.items(), key=lambda item: (-item[1], item[0])):
-        said.append(f"{share(ns / whole_ns)} {cause} ({CAUSE_MEANINGS.get(cause, '?')})")
+        sentences.append(f"{share(ns / whole_ns)} {cause} ({CAUSE_MEANINGS.get(cause, '?')})")
         told_ns += ns
-        if told_ns >= _ENOUGH * whole_ns or len(said) == _MOST_CAUSES:
+        if told_ns >= _ENOUGH * whole_ns or len(sentences) == _MOST_CAUSES:
             break
     own_ns = sum(known.get(cause, 0) for cause in _OWN_WORK)
     verdict = "mostly its own work: " if own_ns > whole_ns / 2 else ""
-    return f"{verdict}{', '.join(said)}"
+    return f"{verdict}{', '.join(sentences)}"
 
 
 def _prompt(facts: Facts) -> list[str]:
-    """Say which parts of a prompt cost what, if it has several."""
+    """Return the cost of each part of a prompt, if it has several."""
     whole_ns = sum(part.compute_ns for part in facts.parts)
     if len(facts.parts) < 2 or not whole_ns:
         return []
@@ -181,13 +181,13 @@ def _prompt(facts: Facts) -> list[str]:
         for part in facts.parts
         if 0 < part.tokens == part.cached_tokens and not part.compute_ns
     ]
-    said = f"Of its prompt's compute, {', '.join(costs)}"
-    said += f"; {', '.join(map(_of_part, free))} came from the cache." if free else "."
+    sentences = f"Of its prompt's compute, {', '.join(costs)}"
+    sentences += f"; {', '.join(map(_of_part, free))} came from the cache." if free else "."
     first, ttft_ns = paying[0], facts.row.ttft_ns
     if not ttft_ns or not first.ttft_ns:
-        return [said]
+        return [sentences]
     of_wait = share(first.ttft_ns / ttft_ns)
-    return [f"{said} Computing {first.name} was {of_wait} of the wait for the first token."]
+    return [f"{sentences} Computing {first.name} was {of_wait} of the wait for the first token."]
 
 
 def _of_part(part: PromptPart) -> str:
@@ -203,31 +203,31 @@ def _of_part(part: PromptPart) -> str:
 def _longest_gap(facts: Facts) -> str:
     gap = facts.longest_gap
     assert gap is not None
-    said = f"The longest gap was {duration(gap.gap_ns)}, before token {gap.before_token}"
+    sentences = f"The longest gap was {duration(gap.gap_ns)}, before token {gap.before_token}"
     if gap.was_preempted:
-        return f"{said}: it was preempted."
+        return f"{sentences}: it was preempted."
     if gap.prefills:
-        return f"{said}, while {named(gap.prefills, of_tokens)} had their prompts computed."
-    return f"{said}; no other request's prompt was computed meanwhile."
+        return f"{sentences}, while {named(gap.prefills, of_tokens)} had their prompts computed."
+    return f"{sentences}; no other request's prompt was computed meanwhile."
 
 
-# --- what the numbers are -------------------------------------------------------------------------
+# --- methods and caveats -------------------------------------------------------------------------
 
 
 def _closing(facts: Facts, sum_ns: int, life_ns: int) -> str:
     if facts.row.ledger_missing:
         return (
-            f"It has no ledger ({facts.row.ledger_missing}): where its time went is unknown. Its"
+            f"It has no ledger ({facts.row.ledger_missing}): its time cannot be attributed. Its"
             " arrival, first token and end are measured."
         )
     if sum_ns == life_ns:
         return f"Every nanosecond is accounted for: the rows sum to {sum_ns:,} ns."
     missing = f"the rows sum to {sum_ns:,} of {life_ns:,} ns."
     if facts.row.joined_late:
-        return f"Part of its life was not seen: {missing}"
+        return f"Part of it was not observed: {missing}"
     if not facts.is_over:
-        return f"It is not over: {missing}"
-    return f"The ledger does not close, which is a fault of InferScope: {missing}"
+        return f"It is still in flight: {missing}"
+    return f"The ledger does not close, which is an InferScope bug: {missing}"
 
 
 def _caveats(facts: Facts) -> tuple[str, ...]:
@@ -236,40 +236,41 @@ def _caveats(facts: Facts) -> tuple[str, ...]:
         "where the client's bytes are written" if facts.delivered_at == "http" else "at the engine"
     )
     clock = "the device's clock" if facts.clock == "device" else "the host's clock"
-    said = [SYNTHETIC] if facts.is_synthetic else []
-    said.append(f"Measured: when it came, ran and was delivered ({edge}; steps by {clock}).")
+    sentences = [SYNTHETIC] if facts.is_synthetic else []
+    sentences.append(f"Measured: arrival, steps and delivery ({edge}; steps by {clock}).")
     if facts.fit_ids and facts.residual is not None:
         fits = ", ".join(fit for fit in facts.fit_ids[-2:] if fit)
         steps = many(facts.num_modelled, "step")
-        said.append(
+        sentences.append(
             "Modelled: how a step's time divides into own, co-batched, interference and slowdown"
             f" (cost model {fits or 'none'}; in the median its {steps} took"
             f" {more_or_less(facts.residual)} than modelled)."
         )
     if any(one.request_id is not None for one in facts.blame):
-        said.append(
-            "Apportioned: which part of a row lies with whom (by what each held or computed)."
+        sentences.append(
+            "Apportioned: how each wait divides among other requests (by resources held or work"
+            " done)."
         )
     if facts.breaches:
-        said.append(
-            "What would have let it pass is told to first order: a cause is taken off, and what"
-            " would have followed from that is left as it was."
+        sentences.append(
+            "What would have met the objective is a first-order estimate: a cause is removed, and"
+            " its consequences are left as they were."
         )
     if len(facts.parts) > 1:
-        said.append(
+        sentences.append(
             "Modelled as well: how its prompt's compute divides over its parts (attention by pairs"
             " of positions, all else by tokens)."
         )
     if not facts.is_counted:
-        said.append(
-            f"Its FLOPs and bytes are not known ({TIME_ONLY}): the cost model does not count the"
-            " layers of this model, or was not told of them."
+        sentences.append(
+            f"Its FLOPs and bytes are unknown ({TIME_ONLY}): the cost model does not count the"
+            " layers of this model, or they were not recorded."
         )
     if row.joined_late and facts.row.ttft_ns is None and row.output_tokens:
-        said.append("It was under way before the records begin, so its first token is not known.")
+        sentences.append("It started before the records begin, so its first token is unknown.")
     if facts.num_lost:
-        said.append(
+        sentences.append(
             f"{many(facts.num_lost, 'record')} of this engine were lost (overwritten before they"
-            " were read, or damaged): what they said is missing here."
+            " were read, or damaged); their content is missing here."
         )
-    return tuple(said)
+    return tuple(sentences)

@@ -275,7 +275,7 @@ def test_any_ledger_is_told_and_closed(
 def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
     facts = made({"decode_own": 10}, 5, is_over=True, joined_late=True)
     said = " ".join(why(replace(facts, num_lost=7)).caveats)
-    assert "Part of its life was not seen: the rows sum to 10 of 15 ns" in said
+    assert "Part of it was not observed: the rows sum to 10 of 15 ns" in said
     assert "7 records of this engine were lost" in said
 
 
@@ -333,4 +333,4 @@ def test_a_request_without_a_ledger_is_said_to_have_none(is_over: bool) -> None:
     assert "fault of InferScope" not in " ".join(report.caveats)
     text = to_text(report, width=100)
     assert "frontend" not in text
-    assert "the first token came after 100" in text
+    assert "its first token came after 100" in text
