@@ -1,4 +1,4 @@
-"""Prometheus: what the engines of a host do, as plain counters, gauges and histograms."""
+"""Prometheus exporter: metrics of a host's engines as counters, gauges and histograms."""
 
 from inferscope_prometheus.exporter import PrometheusExporter
 

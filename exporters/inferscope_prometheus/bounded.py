@@ -1,7 +1,7 @@
-"""A page of bounded size: engines whose series are too many are left out as a whole.
+"""Bound on the page's size: engines that would exceed it are left out as a whole.
 
-Engines are counted from the oldest on, so that a newcomer costs none of those before it its series.
-Those of one other user may have half of the page.
+Engines are admitted oldest first, so that a new engine never displaces an earlier one. The engines
+of one other user get at most half of the page.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ENGINE = "engine_id"
 def bounded(
     families: Iterable[Metric], *, order: Sequence[str], guests: Mapping[str, int], most: int
 ) -> Iterator[Metric]:
-    """Return the families without the engines that are too many, and how many series that are.
+    """Return the families without the excess engines, and the number of series left out.
 
     Args:
-        families: those of a page.
-        order: ids of the engines, the oldest first.
-        guests: user ids of engines of other users.
+        families: families of a page.
+        order: engine IDs, oldest first.
+        guests: user IDs of engines of other users.
         most: maximum number of series.
     """
     told = list(families)
@@ -46,7 +46,7 @@ def bounded(
                 family.samples = [s for s in family.samples if s.labels[_ENGINE] not in refused]
     left_out = gauge(
         "inferscope_series_left_out",
-        "Time series that are not on this page, because it would have more than max_series.",
+        "Time series left out of this page because it would exceed max_series.",
         (),
         [(names.OF_ALL, float(sum(by_engine[engine_id] for engine_id in refused)))],
     )
@@ -56,7 +56,7 @@ def bounded(
 def _too_many(
     by_engine: Mapping[str, int], order: Sequence[str], guests: Mapping[str, int], most: int
 ) -> set[str]:
-    """Return the engines for which there is no room."""
+    """Return the engines that do not fit."""
     in_sight = set(order)
     total = sum(num for engine_id, num in by_engine.items() if engine_id not in in_sight)
     by_guest: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Error budgets by the label of their model: labels are bounded, models are not."""
+"""Error budgets by model label: the number of labels is bounded, that of models is not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from inferscope.collector.snapshot import BudgetView, Promised
 
 
 def labelled(promised: Promised, label_of: Callable[[str], str]) -> Promised:
-    """Return it with a label for each model; the budgets of models with one label are one.
+    """Return the state with a label for each model; models with one label share one budget.
 
-    What is left of several is of the bad requests that all of them together may have.
+    The remaining budget of several models is computed from their summed requests.
     """
     by_label: dict[tuple[str, str], list[BudgetView]] = {}
     for budget in promised.budgets:

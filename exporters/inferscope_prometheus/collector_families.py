@@ -1,4 +1,4 @@
-"""How the collector itself runs, as Prometheus' families: of no engine."""
+"""Prometheus families of the collector itself, without an engine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from inferscope_prometheus.metric import counter, gauge
 
 
 def collector_families(running: Running) -> Iterator[Metric]:
-    """Return the families of one moment."""
+    """Return the families at one time."""
     yield gauge(
         "inferscope_collector_info",
-        "What collects, and by which configuration.",
+        "Version and configuration of the collector.",
         ("version", "config_hash", "shard"),
         [((*names.OF_ALL, running.version, running.config_hash, running.shard), 1.0)],
     )
     reloads = (("good", running.num_reloads), ("bad", running.num_reloads_refused))
     yield counter(
         "inferscope_collector_reloads",
-        "Times that the configuration was read again: it took effect, or could not be used.",
+        "Configuration reloads, by result: applied or rejected.",
         ("result",),
         [((*names.OF_ALL, result), float(num)) for result, num in reloads],
     )
     yield counter(
         "inferscope_rings_refused",
-        "Rings that are not followed: their engine is another user's, or a limit is reached.",
+        "Rings not followed: engine of another user, or limit reached.",
         ("reason",),
         [((*names.OF_ALL, reason), float(num)) for reason, num in running.num_refused.items()],
     )

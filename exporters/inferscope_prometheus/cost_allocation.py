@@ -1,13 +1,13 @@
-"""Who an engine's devices worked for: tenants, nobody (waste), and requests that have not ended.
+"""Allocation of an engine's device time to tenants, waste and requests in flight.
 
-What a request took is known step by step; whose it is and whether anybody got it, when it ends. And
-the shares of steps sum to the steps' own lengths, which overlap where a host's clock times steps
-that are launched ahead. So at each look the devices' time that is not given out yet is divided:
+A step determines the device time of its requests; their tenant and whether the result was used are
+known only at their end. The step shares sum to step durations, which overlap if a host clock times
+steps that are launched ahead. So each snapshot divides the unallocated device time:
 
-    devices' prefill time not given out       by what each took:  ended since the last look │ in
-                                              flight, whose part waits
+    unallocated prefill time of the devices   by attributed time:  ended since the last
+                                              snapshot │ in flight, which stays pending
 
-Nobody is given more than his steps took, and all that is given out is the devices' time, so that
+No label gets more than its steps took, and the total is the devices' time:
 
     Σ tenants + waste + idle + in flight = wall time of the devices
 """
@@ -19,71 +19,71 @@ from collections.abc import Callable, Mapping
 
 from inferscope.collector.finals import FinalRequest
 from inferscope_prometheus import names
-from inferscope_prometheus.tenants import IDLE, NOBODY, OTHER, RESERVED, WASTE, Tenants
+from inferscope_prometheus.tenants import IDLE, OTHER, RESERVED, UNNAMED, WASTE, Tenants
 
 
 def tenant_of(request: FinalRequest) -> str | None:
-    """Return who asked."""
+    """Return the tenant of a request."""
     return request.attributes.get("tenant")
 
 
 def adapter_of(request: FinalRequest) -> str | None:
-    """Return which LoRA adapter was asked for."""
+    """Return the LoRA adapter of a request."""
     return request.adapter
 
 
 class CostAllocation:
-    """The bill of one engine: by tenant, or by whatever else a request may be of.
+    """Cost allocation of one engine by tenant or another request property.
 
     Attributes:
-        device_ns: of its devices' time what was given out, by label of the payer and phase.
-        tokens: of requests that were seen whole, by label and kind.
+        device_ns: allocated device time, by label and phase.
+        tokens: tokens of fully observed requests, by label and kind.
     """
 
     def __init__(
         self,
         tenants: Tenants,
-        payer_of: Callable[[FinalRequest], str | None] = tenant_of,
+        label_of: Callable[[FinalRequest], str | None] = tenant_of,
         *,
         price: float | None = None,
     ) -> None:
-        """Start with nothing.
+        """Start empty.
 
         Args:
-            tenants: all engines'.
-            payer_of: tells whose a request was, None or nothing where nobody says.
-            price: of an hour of a device, in dollars; None for none.
+            tenants: label table of all engines.
+            label_of: returns a request's label value; None or empty if it has none.
+            price: dollars per device hour; None for no price.
         """
         self._price = price
         self._priced_ns: dict[tuple[str, str], int] = {}
-        """Of `device_ns`, what came before the price in force."""
+        """Part of `device_ns` allocated before the price in force, in ns."""
         self._paid: dict[tuple[str, str], float] = {}
-        """Dollars for that."""
+        """Dollars for that part."""
         self._tenants = tenants
-        self._payer_of = payer_of
+        self._payer_of = label_of
         self.device_ns: dict[tuple[str, str], int] = {}
         self.tokens: dict[tuple[str, str], int] = {}
         self._attributed_ns = dict.fromkeys(names.PHASES, 0)
-        """By steps, of requests that have not ended."""
+        """Device time in ns of requests in flight, by phase."""
         self._waiting_ns: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Of requests that have ended, by payer and phase; not given out yet."""
+        """Device time in ns of ended requests not allocated yet, by label and phase."""
         self._retired_ns: defaultdict[str, int] = defaultdict(int)
-        """Nanoseconds given out to payers whose series has ended, by phase."""
+        """Nanoseconds allocated to labels whose series has ended, by phase."""
         self._num_seeded = -1
         self._seed()
 
     def attributed(self, prefill_ns: int, decode_ns: int) -> None:
-        """Take what a step's requests took."""
+        """Add the device time of a step's requests."""
         self._attributed_ns["prefill"] += prefill_ns
         self._attributed_ns["decode"] += decode_ns
 
     def unnamed(self, prefill_ns: int, decode_ns: int) -> None:
-        """Take what a step took of requests that end on another host: here they are nobody's."""
-        self._waiting_ns[NOBODY, "prefill"] += prefill_ns
-        self._waiting_ns[NOBODY, "decode"] += decode_ns
+        """Add the device time of requests that end on another host; here they have no label."""
+        self._waiting_ns[UNNAMED, "prefill"] += prefill_ns
+        self._waiting_ns[UNNAMED, "decode"] += decode_ns
 
     def ended(self, request: FinalRequest) -> dict[str, int]:
-        """Take what a request took; return how much of it was in vain, by reason."""
+        """Add an ended request; return its wasted time by reason."""
         took_ns = request.prefill_ns + request.decode_ns
         payer = self._tenants.label(self._payer_of(request), took_ns, request.delivered_ns)
         wasted = _waste(request)
@@ -105,14 +105,14 @@ class CostAllocation:
         return wasted
 
     def reprice(self, price: float | None) -> None:
-        """Charge another price for what is given out from now on."""
+        """Apply a new price to time allocated from now on."""
         if price != self._price:
             self._paid = self.dollars() or {}
             self._priced_ns = self.device_ns.copy()
             self._price = price
 
     def dollars(self) -> dict[tuple[str, str], float] | None:
-        """Return what was given out, at the prices of its time; None where there is no price."""
+        """Return the cost at the prices in force when allocated; None without a price."""
         price = self._price
         if price is None:
             return None
@@ -122,10 +122,10 @@ class CostAllocation:
         }
 
     def settle(self, device_ns: Mapping[str, int]) -> None:
-        """Give out the devices' time.
+        """Allocate the devices' time.
 
         Args:
-            device_ns: of all devices together, by phase, since the counting began.
+            device_ns: device time by phase over all devices, since counting began.
         """
         for phase in names.PHASES:
             waiting = {at: ns for at, ns in self._waiting_ns.items() if at[1] == phase and ns}
@@ -145,9 +145,9 @@ class CostAllocation:
         self._retire()
 
     def _retire(self) -> None:
-        """Drop the series of payers that have none any more, once all that they took is given out.
+        """Drop the series of labels that lost theirs, once all their time is allocated.
 
-        A sum over all payers is then short of theirs; a rate is not.
+        A sum over all labels then misses their time; a rate does not.
         """
         kept = {*RESERVED, *self._tenants.labels}
         gone = {payer for payer, _ in self.device_ns if payer not in kept}
@@ -163,14 +163,14 @@ class CostAllocation:
             del self.tokens[at]
 
     def _seed(self) -> None:
-        """Let every payer's series be there before it pays."""
+        """Create each label's series before its first value."""
         if self._num_seeded == self._tenants.num_changes:
             return
         self._num_seeded = self._tenants.num_changes
-        for payer in (NOBODY, OTHER, WASTE, *self._tenants.labels):
+        for payer in (UNNAMED, OTHER, WASTE, *self._tenants.labels):
             for phase in names.PHASES:
                 self.device_ns.setdefault((payer, phase), 0)
-        for payer in (NOBODY, OTHER, *self._tenants.labels):
+        for payer in (UNNAMED, OTHER, *self._tenants.labels):
             for kind in names.TENANT_TOKENS:
                 self.tokens.setdefault((payer, kind), 0)
 
@@ -179,10 +179,10 @@ _ENTIRELY = frozenset({"cancel", "retry"})
 
 
 def _waste(request: FinalRequest) -> dict[str, int]:
-    """Return what of a request's time was in vain, by reason; nothing is in two of them.
+    """Return the wasted time of a request by reason; no time counts twice.
 
-    What the server itself failed its client must ask for again: that is a retry's waste, wherever
-    the client asks next.
+    A request that the server failed must be sent again: its time is retry waste, on whichever
+    server the retry runs.
     """
     wasted = {"recompute": request.recomputed.ns, "rejected_draft": request.rejected.ns}
     rest_ns = max(0, request.prefill_ns + request.decode_ns - sum(wasted.values()))

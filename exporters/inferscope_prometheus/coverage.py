@@ -1,11 +1,11 @@
-"""How much we see: the requests we saw finish, over those that the engine itself says it finished.
+"""Coverage: finished requests that were observed, over those that the engine reports.
 
-An engine's own page is read on a thread of its own, so that one that hangs holds up nobody. Both
-counts are taken over the same five minutes; below fifty requests in them, nobody knows.
+A separate thread reads the engine's own metrics page, so that a hanging page blocks nothing else.
+Both counts cover the same five minutes; below fifty requests the ratio is unknown.
 
-A page is of the engine whose id is named. That of `*` is of the only engine that is there and has
-none of its own: nobody can write down an id that is a pod's. Of several nobody can tell which it
-is, so it is none's.
+A page belongs to the engine whose ID it is configured for. The page of `*` belongs to the only
+engine present without a page of its own: a pod's engine ID is not known in advance. With several
+such engines the page is ignored.
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ _KEPT = 21
 _FEWEST = 50
 _MOST_NAMED = 3
 _BEHIND_S = 3.0
-"""From a request's end to our counting it: the fold waits for what comes late, a look for another.
-"""
+"""Maximum seconds from a request's end to its count here: late records and snapshots delay it."""
 
 
 class Covered:
-    """Two counts of one engine's requests, over the last minutes."""
+    """Two counts of one engine's requests over the last minutes."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, int]] = deque(maxlen=_KEPT)
 
     def add(self, theirs: float, ours: int) -> None:
-        """Take both counts; one that is lower than before began anew, and so do we."""
+        """Add both counts; a decrease restarts both."""
         if self._counts and (theirs < self._counts[-1][0] or ours < self._counts[-1][1]):
             self._counts.clear()
         self._counts.append((theirs, ours))
 
     def forget(self) -> None:
-        """Begin anew: the page could not be read."""
+        """Restart: the page could not be read."""
         self._counts.clear()
 
     @property
     def ratio(self) -> float | None:
-        """Return ours over theirs, None while there are too few."""
+        """Return our count over the engine's; None below the minimum."""
         if not self._counts:
             return None
         theirs = self._counts[-1][0] - self._counts[0][0]
@@ -58,7 +57,7 @@ class Covered:
 
 
 class Coverage:
-    """Asks engines for their counts."""
+    """Reader of engines' own request counts."""
 
     def __init__(
         self,
@@ -68,22 +67,22 @@ class Coverage:
         every_s: float = EVERY_S,
         behind_s: float = _BEHIND_S,
     ) -> None:
-        """Start to ask.
+        """Start the reader thread.
 
         Args:
-            urls: of the engines' pages, by engine, or by `*`.
+            urls: metrics pages by engine ID, or by `*`.
             finished_of: reads a page.
-            every_s: between two questions.
-            behind_s: how far our counts may be behind the engines'.
+            every_s: interval between two reads.
+            behind_s: maximum lag of our counts behind the engines'.
         """
         self._urls = {engine_id: page_url(url) for engine_id, url in urls.items()}
         self._any_url = self._urls.pop(ANY_ENGINE, None)
-        # Both are replaced as a whole by the thread that looks, and read by the one that asks.
+        # Both are replaced as a whole by the snapshot thread and read by the reader thread.
         self._ours: Mapping[str, int] = {}
         self._others: Collection[str] = ()
-        """Engines that are there and have no page of their own."""
+        """Engines present that have no page of their own."""
         self._num_unclear = 0
-        """Rounds in a row in which there were several."""
+        """Consecutive rounds with several such engines."""
         self._is_said = False
         self._finished_of = finished_of or own_count
         self._every_s, self._behind_s = every_s, behind_s
@@ -93,17 +92,17 @@ class Coverage:
         self._thread.start()
 
     def look(self, ours: Mapping[str, int], there: Collection[str]) -> None:
-        """Take how many requests were seen to finish, by engine, and which engines are there."""
+        """Take the number of finished requests by engine, and the engines present."""
         self._ours = ours
         self._others = [engine_id for engine_id in there if engine_id not in self._urls]
 
     def ratio(self, engine_id: str) -> float | None:
-        """Return what part of an engine's requests is seen, None where that is not known."""
+        """Return the observed share of an engine's requests; None if unknown."""
         covered = self._covered.get(engine_id)
         return None if covered is None else covered.ratio
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop the reader thread."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -111,7 +110,7 @@ class Coverage:
             theirs = {engine_id: self._finished_of(url) for engine_id, url in self._pages().items()}
             if self._is_over.wait(self._behind_s):
                 return
-            # A page that is another engine's now tells nothing of the one before.
+            # A page that now belongs to another engine says nothing about the previous one.
             self._covered = {name: self._covered.get(name) or Covered() for name in theirs}
             for engine_id, num in theirs.items():
                 ours = self._ours.get(engine_id)
@@ -122,20 +121,20 @@ class Coverage:
             self._is_over.wait(max(0.0, self._every_s - self._behind_s))
 
     def _pages(self) -> Mapping[str, str]:
-        """Return whose pages are to be asked for now."""
+        """Return the pages to read now, by engine."""
         others = self._others
         if self._any_url is None:
             return self._urls
         if len(others) == 1:
             self._num_unclear = 0
             return {**self._urls, next(iter(others)): self._any_url}
-        # Twice in a row: an engine that is started again may be there beside its former self.
+        # Twice in a row: a restarted engine may overlap its predecessor.
         self._num_unclear = self._num_unclear + 1 if others else 0
         if self._num_unclear > 1 and not self._is_said:
             self._is_said = True
             _logger.warning(
-                "exporters.prometheus: engine_metrics has '%s', the page of a single engine, and "
-                "there are %d (%s): it is none's. Name them: ENGINE_ID: http://HOST:PORT",
+                "exporters.prometheus: engine_metrics has '%s', the page of a single engine, but "
+                "there are %d (%s): the page is ignored. Use ENGINE_ID: http://HOST:PORT",
                 ANY_ENGINE,
                 len(others),
                 ", ".join(sorted(others)[:_MOST_NAMED]),
@@ -144,7 +143,7 @@ class Coverage:
 
 
 def own_count(url: str) -> float | None:
-    """Return how many requests an engine's page says it finished; None where it does not."""
+    """Return the finished requests that an engine's page reports; None if it reports none."""
     try:
         page = fetch(url)
         return read(page, dialect_of(page)).counters.get("finished")

@@ -1,12 +1,12 @@
-"""What an autoscaler asks: how much waits, for how long, and what is left. Pure, from one view.
+"""Autoscaling signals: queued work, predicted wait and headroom; a pure function of one view.
 
-    predicted wait = prompt tokens that wait / prompt tokens computed per second that had work
-    headroom       = 1 - the most used of: slots, KV blocks, the steps' token budget
+    predicted wait = queued prompt tokens / prompt tokens computed per second with work
+    headroom       = 1 - the highest use of: slots, KV blocks, the steps' token budget
 
-The wait is a model: it takes the queue to be worked off as prompts were over the window, decodes
-beside them. Seconds without any request say nothing of how fast that is and are left out. Headroom
-may be below 0: more requests are there than slots. A device that is never idle may still have
-headroom, for batches grow; so idle time is not what it is made of.
+The wait is a model: it assumes that the queue is processed at the window's prompt rate, with
+decodes in the same steps. Seconds without a request carry no information about that rate and are
+left out. Headroom is below 0 if there are more requests than slots. A device that is never idle may
+still have headroom, because batches grow; idle time is not part of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from inferscope.collector.snapshot import EngineView
 
 STALE_NS = 5_000_000_000
-"""Numbers that are older say nothing of now."""
+"""Maximum age in ns of a view that describes the present."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Unknown is None."""
+    """Demand of one engine; None fields are unknown."""
 
     queued_prompt_tokens: int | None
     predicted_queue_seconds: float | None
@@ -30,11 +30,11 @@ class Demand:
 
 
 def demand_of(view: EngineView, *, lag_ns: int) -> Demand | None:
-    """Return an engine's demand, None where nobody knows what is now.
+    """Return an engine's demand; None if its view is stale.
 
     Args:
-        view: of the engine.
-        lag_ns: how old it is.
+        view: view of the engine.
+        lag_ns: age of the view.
     """
     is_known = view.is_alive and view.health.probe_state == "on" and view.has_scheduler
     if not is_known or lag_ns > STALE_NS:
@@ -52,7 +52,7 @@ def _wait_s(view: EngineView) -> float | None:
 
 
 def _busy_share(view: EngineView) -> float:
-    """Return the part of the window in which there was work."""
+    """Return the share of the window with work."""
     wall_ns = sum(view.device_ns.values())
     return 1.0 - view.device_ns.get("idle_no_work", 0) / wall_ns if wall_ns else 0.0
 

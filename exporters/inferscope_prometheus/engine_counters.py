@@ -1,7 +1,7 @@
-"""What is counted: plain numbers, added to per step and per request, copied once a second.
+"""Counters: plain numbers, updated per step and per request and copied once a second.
 
-A metric object per series, told of every observation, takes 0.9 µs each; a gap between two tokens
-here is one of many in an array. Everything is integer nanoseconds, so sums are exact.
+A client-library metric object takes 0.9 µs per observation; here the gaps of one request are one
+array. All values are integer nanoseconds, so sums are exact.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _MOST_REMEMBERED = 65_536
 
 
 class Exemplar(NamedTuple):
-    """A duration that somebody can look up."""
+    """A duration with a trace to look up."""
 
     trace_id: str
     duration_ns: int
     at_ns: int
-    """When its request ended."""
+    """Monotonic end time of its request in ns."""
 
 
 class DurationHistogram:
-    """Durations by bounds.
+    """Histogram of durations with fixed bounds.
 
     Attributes:
-        counts: one per bound, up to and with it, and one for what is beyond the last.
-        sum_ns: of all durations.
-        exemplars: the newest one of each bound, by its place.
+        counts: one per bound (inclusive), and one above the last.
+        sum_ns: sum of all durations.
+        exemplars: newest exemplar of each bound, by its index.
     """
 
     __slots__ = ("_bounds_ns", "_edges_ns", "counts", "exemplars", "sum_ns")
@@ -54,14 +54,14 @@ class DurationHistogram:
         self.sum_ns += duration_ns
 
     def show(self, exemplar: Exemplar) -> None:
-        """Keep one of the durations to look up; Prometheus takes none older than it has."""
+        """Keep an exemplar; Prometheus accepts none older than its last."""
         at = bisect_left(self._bounds_ns, exemplar.duration_ns)
         known = self.exemplars.get(at)
         if known is None or exemplar.at_ns >= known.at_ns:
             self.exemplars[at] = exemplar
 
     def add_all(self, durations_ns: NDArray[np.int64]) -> None:
-        """Count many."""
+        """Count an array of durations."""
         bins = np.searchsorted(self._edges_ns, durations_ns)
         for at, num in enumerate(np.bincount(bins, minlength=len(self.counts)).tolist()):
             self.counts[at] += num
@@ -76,7 +76,7 @@ class DurationHistogram:
 
 
 class ReplicaCounters:
-    """The counters of one replica of an engine; all of them are there, at 0, from the start."""
+    """Counters of one replica of an engine; all exist from the start, at 0."""
 
     def __init__(self) -> None:
         self.histograms = {
@@ -91,11 +91,11 @@ class ReplicaCounters:
         self.flops = dict.fromkeys(names.PHASES, 0)
         self.spec_tokens = dict.fromkeys(names.SPEC_RESULTS, 0)
         self.rank_ns: dict[int, int] = {}
-        """In steps, by rank, as each measured it."""
+        """Time in steps by rank, as measured by each."""
         self.num_joined_late = 0
 
     def copy(self) -> ReplicaCounters:
-        """Return the numbers as they are now."""
+        """Return a copy of the current values."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, dict):
@@ -108,11 +108,11 @@ class ReplicaCounters:
         return other
 
     def add_request(self, request: FinalRequest, *, trace_id: str | None) -> None:
-        """Count a request that was seen from its beginning to its end.
+        """Count a request that was observed from start to end.
 
         Args:
-            request: what it was.
-            trace_id: of its trace, where one is kept.
+            request: the final request.
+            trace_id: ID of its trace, if one is kept.
         """
         ledger_ns = request.ledger_ns
         spent = {
@@ -149,7 +149,7 @@ class ReplicaCounters:
 
 
 def _of_tokens(request: FinalRequest) -> dict[str, int]:
-    """Return when its tokens came; those of an answer in one piece came with it."""
+    """Return the number of tokens by token time; a non-streamed response has one time."""
     arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
     if first_ns is None:
         return {}
@@ -164,7 +164,7 @@ def _of_tokens(request: FinalRequest) -> dict[str, int]:
 
 
 class ResidualMedian:
-    """How far the cost model was off over the last looks: measured over modelled time, less one."""
+    """Median residual of the cost model over the last snapshots: measured/modelled - 1."""
 
     def __init__(self) -> None:
         self._measured_ns = 0
@@ -172,13 +172,13 @@ class ResidualMedian:
         self._looks: list[tuple[int, float]] = []
 
     def add(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Add a step."""
         if not step.is_cold and step.model_residual > -1.0:
             self._measured_ns += step.measured_ns
             self._modelled_ns += step.measured_ns / (1.0 + step.model_residual)
 
     def look(self) -> float | None:
-        """Return it over the last ten looks, None where no step was made in them."""
+        """Return the median over the last ten snapshots; None without a step in them."""
         self._looks = [*self._looks[-9:], (self._measured_ns, self._modelled_ns)]
         self._measured_ns, self._modelled_ns = 0, 0.0
         modelled_ns = sum(look[1] for look in self._looks)
@@ -186,26 +186,26 @@ class ResidualMedian:
 
 
 class EngineCounters:
-    """The numbers of one engine.
+    """Counters of one engine.
 
     Attributes:
-        by_replica: counters, by data-parallel rank.
-        residual: of its cost model.
-        bills: for whom its devices' time was, by tenant and by adapter.
+        by_replica: counters by data-parallel rank.
+        residual: residual of its cost model.
+        bills: cost allocations of its devices' time, by tenant and by adapter.
     """
 
-    def __init__(self, *bills: CostAllocation) -> None:
+    def __init__(self, *allocations: CostAllocation) -> None:
         self.by_replica = {0: ReplicaCounters()}
         self.residual = ResidualMedian()
-        self.bills = bills
+        self.allocations = allocations
         self._last_step = (-1, -1)
         self._replica_of: dict[str, int] = {}
-        """Of requests that are not in the first replica."""
+        """Replica by request ID, for requests not in the first replica."""
         self._proposed: dict[str, int] = {}
-        """Draft tokens that were verified, by request."""
+        """Verified draft tokens by request ID."""
 
     def replica(self, dp_rank: int) -> ReplicaCounters:
-        """Return the counters of a replica; a number that none can have is the last one's."""
+        """Return the counters of a replica; an invalid rank gets those of the last."""
         dp_rank = min(max(dp_rank, 0), names.MOST_REPLICAS - 1)
         counts = self.by_replica.get(dp_rank)
         if counts is None:
@@ -213,7 +213,7 @@ class EngineCounters:
         return counts
 
     def step(self, step: FinalStep) -> None:
-        """Count a step; each of its ranks tells of it, one after another (5 µs)."""
+        """Count a step; each of its ranks reports it in turn (5 µs)."""
         counts = self.replica(step.dp_rank)
         if step.padding_ns:
             counts.waste_ns["padding"] += step.padding_ns
@@ -222,9 +222,9 @@ class EngineCounters:
             return
         if step.rank < names.MOST_REPLICAS:
             counts.rank_ns[step.rank] = counts.rank_ns.get(step.rank, 0) + step.measured_ns
-        if unnamed is not None:  # the host of the core counts the step, its tokens and requests
-            for bill in self.bills:
-                bill.unnamed(unnamed.prefill_ns, unnamed.decode_ns)
+        if unnamed is not None:  # the core's host counts the step, its tokens and requests
+            for allocation in self.allocations:
+                allocation.unnamed(unnamed.prefill_ns, unnamed.decode_ns)
             return
         phases = step.phases.tobytes()
         num_prefills, prefill_ns, prefill_tokens = phases.count(PREFILL), 0, 0
@@ -232,8 +232,8 @@ class EngineCounters:
             is_prefill = step.phases == PREFILL
             prefill_ns = int(step.shares_ns[is_prefill].sum())
             prefill_tokens = int(step.tokens[is_prefill].sum())
-        for bill in self.bills:
-            bill.attributed(prefill_ns, step.busy_ns - prefill_ns)
+        for allocation in self.allocations:
+            allocation.attributed(prefill_ns, step.busy_ns - prefill_ns)
         if num_prefills and step.dp_rank:
             for at in np.flatnonzero(is_prefill).tolist():
                 _remember(self._replica_of, step.request_ids[at], step.dp_rank)
@@ -252,12 +252,12 @@ class EngineCounters:
             self._verified(step)
 
     def request(self, request: FinalRequest, *, trace_id: str | None = None) -> None:
-        """Count a request; of one of which only a part was seen, what its part cost."""
+        """Count a request; if only part of it was observed, count the cost of that part."""
         counts = self.replica(self._replica_of.pop(request.request_id, 0))
         proposed = self._proposed.pop(request.request_id, 0)
         wasted: dict[str, int] = {}
-        for bill in self.bills:
-            wasted = bill.ended(request)  # whoever pays, the waste is the same
+        for allocation in self.allocations:
+            wasted = allocation.ended(request)  # the waste is the same in each allocation
         for reason, ns in wasted.items():
             counts.waste_ns[reason] += ns
         if request.joined_late:
@@ -269,7 +269,7 @@ class EngineCounters:
         counts.spec_tokens["accepted"] += proposed - rejected
 
     def _verified(self, step: FinalStep) -> None:
-        """Note how many tokens were proposed to each: all that a slice verifies but the first."""
+        """Record each request's draft tokens: all verified tokens of a slice but the first."""
         for at in np.flatnonzero(step.phases == VERIFY).tolist():
             request_id = step.request_ids[at]
             num = int(step.tokens[at]) - 1 + self._proposed.get(request_id, 0)
@@ -277,7 +277,7 @@ class EngineCounters:
 
 
 def _remember(known: dict[str, int], request_id: str, value: int) -> None:
-    """Note something of a request until it is final, which not every request is seen to be."""
+    """Record a value of a request until it is final, which not every request becomes here."""
     known[request_id] = value
     if len(known) > _MOST_REMEMBERED:
         del known[next(iter(known))]

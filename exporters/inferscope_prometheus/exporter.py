@@ -1,7 +1,7 @@
-"""The exporter: counts on the collector's thread, serves on others, a finished look between them.
+"""Prometheus exporter: counts on the collector's thread, serves finished samples on others.
 
-Once a second the numbers are copied into a `EngineSample` per engine, and a scrape renders the looks that
-are there: it sees all numbers of one moment, takes no lock and stops nobody.
+Once a second the counters are copied into an `EngineSample` per engine, and a scrape renders the
+latest samples: all values are of one time, and a scrape takes no lock and blocks nothing.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ if TYPE_CHECKING:
 
 
 _WAS_SET_NS = 50_000_000
-"""A wall clock that is so far off has been set. Following it to the microsecond would give the same
-exemplar another time in each scrape, and Prometheus would take it for another one."""
+"""Minimum wall-clock jump that counts as a clock change, in ns.
+
+Following the clock exactly would give the same exemplar another time in each scrape, and Prometheus
+would take it for a new one.
+"""
 
 _SILENT_NS = 60_000_000_000
-"""Age of the published page, renewed each second, from which /health is 503."""
+"""Age of the published page, renewed each second, from which /health returns 503."""
 
 
 class PrometheusExporter:
-    """Serves /metrics."""
+    """Live exporter that serves /metrics."""
 
     is_live: ClassVar[bool] = True
     path_settings: ClassVar[tuple[str, ...]] = PATHS
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Check the settings; nothing is opened yet.
+        """Check the settings; open nothing.
 
         Raises:
-            BadInput: a setting is unknown or cannot be used.
+            BadInput: a setting is unknown or invalid.
         """
         self._settings = read_settings(settings)
         self._tenants = Tenants(self._settings.tenants, most=self._settings.most_tenants)
@@ -62,25 +65,25 @@ class PrometheusExporter:
         self._models: set[str] = set()
         self._published = PublishedPages(self._settings.max_series)
         self._offset_ns = 0
-        """Wall clock less monotonic clock, as the page has it."""
+        """Wall clock minus monotonic clock in ns, as on the page."""
         self._kept_trace: Callable[[FinalRequest], str | None] = _no_trace
         self._server: MetricsServer | None = None
         self._gate: AccessGate | None = None
-        """Who is let in from now on, where another one's server is taken over."""
+        """Access control to apply when another exporter's server is taken over."""
         self._address = self._settings.host, self._settings.port
-        """As it is configured: where the port is 0, it serves on another."""
+        """Configured address; with port 0 it serves on another port."""
         self._coverage: Coverage | None = None
 
     def share(self, number: int, total: int) -> None:
-        """Serve on a port of its own: the first one on the configured, the others behind it.
+        """Serve on a port of its own: shard 1 on the configured port, the others on those after it.
 
         Raises:
-            BadInput: there is no such port; or `engine_metrics` is for a single engine.
+            BadInput: there is no such port, or `engine_metrics` names a single engine.
         """
         if ANY_ENGINE in dict(self._settings.engine_metrics):
             raise BadInput(
-                f"engine_metrics has '{ANY_ENGINE}', the page of a single engine, and {total} "
-                "shards have several between them. Name them: ENGINE_ID: http://HOST:PORT."
+                f"engine_metrics has '{ANY_ENGINE}', the page of a single engine, but {total} "
+                "shards have several. Use ENGINE_ID: http://HOST:PORT."
             )
         port = self._settings.port and self._settings.port + number - 1
         if port > LAST_PORT:
@@ -92,22 +95,22 @@ class PrometheusExporter:
         self._address = self._settings.host, port
 
     def describe(self) -> str:
-        """Say where it serves, and to whom."""
+        """Return the URL it serves and who can reach it."""
         settings = self._settings
         line = f"serves {settings.url}"
         if settings.token_file is not None:
-            return f"{line} to who has the token"
+            return f"{line} to clients with the token"
         if settings.tls_client_ca is not None:
-            return f"{line} to who has a certificate"
-        return line if settings.is_local else f"{line} to whoever can reach it"
+            return f"{line} to clients with a certificate"
+        return line if settings.is_local else f"{line} to any client that can reach it"
 
     def check(self) -> None:
-        """Import the client library, read token and certificates, try the address.
+        """Import the client library, read token and certificates, and try the address.
 
         Raises:
             BadInput: one of them cannot be used.
         """
-        import prometheus_client  # noqa: F401  # that it is there
+        import prometheus_client  # noqa: F401  # checks that it is installed
 
         from inferscope_prometheus.server import tls_context
 
@@ -129,7 +132,7 @@ class PrometheusExporter:
         """Bind and serve.
 
         Raises:
-            BadInput: the address cannot be had, or what keeps others out cannot be read.
+            BadInput: the address is not available, or token or certificates cannot be read.
         """
         self._open(beside=None)
 
@@ -153,10 +156,10 @@ class PrometheusExporter:
             self._coverage = Coverage(dict(self._settings.engine_metrics))
 
     def open_beside(self, former: PrometheusExporter) -> None:
-        """Bind, unless the former one serves there; and find out who is to be let in.
+        """Bind unless the former exporter serves on the same address; read token and certificates.
 
         Raises:
-            BadInput: the address cannot be had, or what keeps others out cannot be read.
+            BadInput: the address is not available, or token or certificates cannot be read.
         """
         from inferscope_prometheus.server import AccessGate
 
@@ -168,7 +171,7 @@ class PrometheusExporter:
         self._gate = AccessGate(self._settings)
 
     def succeed(self, former: PrometheusExporter) -> None:
-        """Count on from what the former one has counted, and serve where it served."""
+        """Continue the former exporter's counters and serve on its address."""
         settings = self._settings
         self._by_engine, self._models = former._by_engine, former._models
         self._tenants = former._tenants
@@ -177,7 +180,7 @@ class PrometheusExporter:
         self._adapters.change((), most=settings.most_tenants)
         self._offset_ns = former._offset_ns
         for numbers in self._by_engine.values():
-            by_tenant, _ = numbers.bills
+            by_tenant, _ = numbers.allocations
             by_tenant.reprice(settings.price_per_gpu_hour)
         self._published.now = former._published.now
         if self._gate is not None and former._server is not None:
@@ -193,24 +196,24 @@ class PrometheusExporter:
             self._coverage = Coverage(dict(settings.engine_metrics))
 
     def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
-        """Take what tells a request's trace, if one is kept: exemplars name it."""
+        """Take the lookup of kept traces: exemplars carry their IDs."""
         self._kept_trace = kept_trace
 
     def step(self, step: FinalStep) -> None:
         """Count a step."""
-        self._numbers(step.engine_id).step(step)
+        self._counters_of(step.engine_id).step(step)
 
     def request(self, request: FinalRequest) -> None:
         """Count a request."""
         trace_id = self._kept_trace(request)
-        self._numbers(request.engine_id).request(request, trace_id=trace_id)
+        self._counters_of(request.engine_id).request(request, trace_id=trace_id)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Publish the numbers as they are now; drop those of engines that are forgotten."""
+        """Publish the current values; drop those of expired engines."""
         offset_ns = snapshot.real_ns - snapshot.mono_ns
         if abs(offset_ns - self._offset_ns) > _WAS_SET_NS:
             self._offset_ns = offset_ns
-        looks = tuple(self._look(view, snapshot) for view in snapshot.engines)
+        looks = tuple(self._sample(view, snapshot) for view in snapshot.engines)
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
@@ -236,17 +239,17 @@ class PrometheusExporter:
         if server is not None:
             server.close()
 
-    def _look(self, view: EngineView, snapshot: Snapshot) -> EngineSample:
-        numbers = self._numbers(view.engine_id)
+    def _sample(self, view: EngineView, snapshot: Snapshot) -> EngineSample:
+        numbers = self._counters_of(view.engine_id)
         for dp_rank in range(min(view.deployment.data_ranks, names.MOST_REPLICAS)):
             numbers.replica(dp_rank)
         device_ns: dict[str, int] = {}
         for device in view.devices:
             for phase, ns in device.seconds_by_ns.items():
                 device_ns[phase] = device_ns.get(phase, 0) + ns
-        for bill in numbers.bills:
-            bill.settle(device_ns)
-        by_tenant, by_adapter = numbers.bills
+        for allocation in numbers.allocations:
+            allocation.settle(device_ns)
+        by_tenant, by_adapter = numbers.allocations
         return self._look_of(
             view,
             {rank: counts.copy() for rank, counts in numbers.by_replica.items()},
@@ -263,7 +266,7 @@ class PrometheusExporter:
         )
 
     def _model(self, name: str) -> str:
-        """Return a model's label; of too many names the later ones are one."""
+        """Return a model's label; excess models share one."""
         if not name or (name not in self._models and len(self._models) >= names.MOST_MODELS):
             return names.OTHER_MODEL
         self._models.add(name)
@@ -275,7 +278,7 @@ class PrometheusExporter:
             f"{error.strerror}. Set exporters.prometheus.port."
         )
 
-    def _numbers(self, engine_id: str) -> EngineCounters:
+    def _counters_of(self, engine_id: str) -> EngineCounters:
         numbers = self._by_engine.get(engine_id)
         if numbers is None:
             price = self._settings.price_per_gpu_hour
@@ -288,16 +291,16 @@ class PrometheusExporter:
 
 @dataclass(frozen=True)
 class ModelPage:
-    """All that a scrape tells."""
+    """Content of one scrape."""
 
     looks: tuple[EngineSample, ...] = ()
     snapshot: Snapshot | None = None
-    """That they were taken of; None before the first."""
+    """Snapshot of the samples; None before the first."""
     published_ns: int = 0
 
 
 class PublishedPages:
-    """What a scrape sees: replaced as a whole, never changed."""
+    """Published content: replaced as a whole, never modified."""
 
     def __init__(self, max_series: int) -> None:
         self.now = ModelPage(published_ns=time.monotonic_ns())
@@ -308,7 +311,7 @@ class PublishedPages:
         return time.monotonic_ns() - self.now.published_ns < _SILENT_NS
 
     def render(self, is_open: bool) -> bytes:
-        """Return the page, as OpenMetrics or not; any thread may call it."""
+        """Return the page, as OpenMetrics or text; any thread may call it."""
         from inferscope_prometheus.bounded import bounded
         from inferscope_prometheus.collector_families import collector_families
         from inferscope_prometheus.families import families
@@ -331,4 +334,4 @@ class PublishedPages:
 
 
 def _no_trace(request: FinalRequest) -> str | None:
-    """Nobody keeps traces."""
+    """Return None: no trace is kept."""

@@ -1,4 +1,4 @@
-"""Numbers as Prometheus' families; the only module here that knows its client library."""
+"""Prometheus families of engine samples; the only module that uses the client library's types."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from inferscope_prometheus.engine_counters import ReplicaCounters
 from inferscope_prometheus.metric import counter as _counter
 from inferscope_prometheus.metric import gauge as _gauge
 from inferscope_prometheus.page import HistogramFamily
-from inferscope_prometheus.use_families import adapters, demand, payers
+from inferscope_prometheus.use_families import adapters, demand, tenants
 
 
 @dataclass(frozen=True)
 class EngineSample:
-    """One engine at one time; nothing in it changes any more."""
+    """One engine at one time; immutable."""
 
     view: EngineView
     by_replica: Mapping[int, ReplicaCounters]
     residual: float | None
     offset_ns: int = 0
-    """Wall clock less monotonic clock."""
+    """Wall clock minus monotonic clock."""
     lag_ns: int = 0
-    """How far the view was behind when it was taken."""
+    """Lag of the view when it was taken."""
     model: str = names.OTHER_MODEL
     device_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """What its devices did, by payer and phase."""
+    """Device time by tenant label and phase."""
     tenant_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
     adapter_ns: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """What its devices did, by LoRA adapter and phase."""
+    """Device time by LoRA adapter and phase."""
     adapter_tokens: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dollars: Mapping[tuple[str, str], float] | None = None
-    """What that cost; None where there is no price."""
+    """Cost in dollars; None without a price."""
     coverage: float | None = None
-    """Of the requests that the engine says it finished, those that were seen."""
+    """Observed share of the requests that the engine reports as finished."""
 
     def labels(self, dp_rank: int | str) -> tuple[str, ...]:
         """Return the values of LABELS."""
@@ -46,12 +46,12 @@ class EngineSample:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Return the values of LABELS where replicas are not told apart."""
+        """Return the values of LABELS for all replicas together."""
         return self.labels("all" if self.view.deployment.data_ranks > 1 else 0)
 
     @property
     def device(self) -> str:
-        """Return the engine's device; `all` where it has several, for what is of all together."""
+        """Return the engine's device; `all` for a value over several devices."""
         devices = self.view.devices
         if len(devices) > 1:
             return "all"
@@ -59,47 +59,47 @@ class EngineSample:
 
 
 def families(
-    looks: Iterable[EngineSample],
+    samples: Iterable[EngineSample],
     *,
     dropped: Mapping[str, Mapping[str, int]] | None = None,
     age_ns: int = 0,
 ) -> Iterator[Metric]:
-    """Return all families of the engines in sight.
+    """Return all families of the engines.
 
     Args:
-        looks: one of each engine.
-        dropped: what other exporters gave up, by exporter and reason.
-        age_ns: of the looks.
+        samples: one sample per engine.
+        dropped: items dropped by other exporters, by exporter and reason.
+        age_ns: age of the samples.
     """
-    looks = list(looks)
+    samples = list(samples)
     yield _gauge(
         "inferscope_folded_timestamp_seconds",
-        "Wall time up to which all that the engine tells is folded.",
+        "Wall time through which the engine's records are folded.",
         (),
-        ((look.whole, (look.view.folded_ns + look.offset_ns) / 1e9) for look in looks),
+        ((look.whole, (look.view.folded_ns + look.offset_ns) / 1e9) for look in samples),
     )
-    yield from _histograms(looks)
-    replicas = [(look.labels(rank), c) for look in looks for rank, c in look.by_replica.items()]
+    yield from _histograms(samples)
+    replicas = [(look.labels(rank), c) for look in samples for rank, c in look.by_replica.items()]
     yield from _counters(replicas)
-    yield from _admissions(looks)
-    yield from _ranks(looks)
-    yield from _overdue(looks)
-    yield from payers(
-        [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in looks]
+    yield from _admissions(samples)
+    yield from _ranks(samples)
+    yield from _overdue(samples)
+    yield from tenants(
+        [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in samples]
     )
-    yield from adapters([(look.whole, look.adapter_ns, look.adapter_tokens) for look in looks])
-    yield from _devices(looks)
-    yield from _counted(looks)
-    yield from _troubles(looks)
-    yield from _gauges(looks)
-    yield from demand((look.whole, look.view, look.lag_ns + age_ns) for look in looks)
-    yield from _health(looks, dropped or {})
+    yield from adapters([(look.whole, look.adapter_ns, look.adapter_tokens) for look in samples])
+    yield from _devices(samples)
+    yield from _counted(samples)
+    yield from _device_health(samples)
+    yield from _gauges(samples)
+    yield from demand((look.whole, look.view, look.lag_ns + age_ns) for look in samples)
+    yield from _health(samples, dropped or {})
 
 
-def _histograms(looks: list[EngineSample]) -> Iterator[Metric]:
+def _histograms(samples: list[EngineSample]) -> Iterator[Metric]:
     replicas = [
         (look.labels(rank), counts, look.offset_ns)
-        for look in looks
+        for look in samples
         for rank, counts in look.by_replica.items()
     ]
     for name, (bounds, says) in names.HISTOGRAMS.items():
@@ -110,13 +110,13 @@ def _histograms(looks: list[EngineSample]) -> Iterator[Metric]:
         yield family
     steps = HistogramFamily(
         "inferscope_step_duration_seconds",
-        "Steps of the engine, by the phases in them.",
+        "Engine steps, by the phases in them.",
         labels=(*names.LABELS, "phase"),
         bounds_s=names.BOUNDS_B,
     )
     shares = HistogramFamily(
         "inferscope_request_gpu_seconds",
-        "Device time that was a request's share of its steps.",
+        "Device time attributed to a request: its share of its steps.",
         labels=(*names.LABELS, "phase"),
         bounds_s=names.BOUNDS_A,
     )
@@ -132,19 +132,19 @@ def _histograms(looks: list[EngineSample]) -> Iterator[Metric]:
 def _counters(replicas: list[tuple[tuple[str, ...], ReplicaCounters]]) -> Iterator[Metric]:
     yield _counter(
         "inferscope_requests",
-        "Requests that ended, by how.",
+        "Ended requests, by finish reason.",
         ("finish_reason",),
         (((*at, how), num) for at, c in replicas for how, num in c.finishes.items()),
     )
     yield _counter(
         "inferscope_latency_seconds",
-        "Where the time of all ended requests went; sums to their durations.",
+        "Time of ended requests by cause; sums to their durations.",
         ("cause",),
         (((*at, why), ns / 1e9) for at, c in replicas for why, ns in c.cause_ns.items()),
     )
     yield _counter(
         "inferscope_wasted_gpu_seconds",
-        "Device time that brought nobody anything.",
+        "Device time whose result was not used.",
         ("reason",),
         (((*at, why), ns / 1e9) for at, c in replicas for why, ns in c.waste_ns.items()),
     )
@@ -162,11 +162,11 @@ def _counters(replicas: list[tuple[tuple[str, ...], ReplicaCounters]]) -> Iterat
     )
 
 
-def _admissions(looks: list[EngineSample]) -> Iterator[Metric]:
+def _admissions(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the admissions of engines whose scheduler is observed."""
     rows = [
         (look.whole, float(look.view.num_admissions))
-        for look in looks
+        for look in samples
         if look.view.num_admissions is not None
     ]
     if rows:
@@ -178,11 +178,11 @@ def _admissions(looks: list[EngineSample]) -> Iterator[Metric]:
         )
 
 
-def _ranks(looks: list[EngineSample]) -> Iterator[Metric]:
-    """Return what ranks that work together took, where there are several, if on other hosts."""
+def _ranks(samples: list[EngineSample]) -> Iterator[Metric]:
+    """Return the step time of ranks that compute together, if there are several, on any host."""
     rows = [
         ((*look.labels(dp_rank), str(rank)), ns / 1e9)
-        for look in looks
+        for look in samples
         for dp_rank, counts in look.by_replica.items()
         if len(counts.rank_ns) > 1 or look.view.deployment.team_ranks > 1
         for rank, ns in sorted(counts.rank_ns.items())
@@ -190,46 +190,46 @@ def _ranks(looks: list[EngineSample]) -> Iterator[Metric]:
     if rows:
         yield _counter(
             "inferscope_rank_step_seconds",
-            "Time in steps as each rank measured it: the others wait for one that has more.",
+            "Time in steps as each rank measured it: the others wait for the slowest.",
             ("rank",),
             rows,
         )
 
 
-def _overdue(looks: list[EngineSample]) -> Iterator[Metric]:
-    """Return for how long ranks that work together have waited for one of them."""
+def _overdue(samples: list[EngineSample]) -> Iterator[Metric]:
+    """Return the time for which ranks have waited for an overdue rank."""
     rows = [
         ((*look.labels(each.dp_rank), str(each.rank)), each.overdue_ns / 1e9)
-        for look in looks
+        for look in samples
         if look.view.is_alive
         for each in look.view.ranks
     ]
     if rows:
         yield _gauge(
             "inferscope_rank_overdue_seconds",
-            "For how long the ranks beside it have waited for one; 0 where they do not.",
+            "Time for which its peers have waited for a rank; 0 if they do not wait.",
             ("rank",),
             rows,
         )
 
 
-def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
+def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
     rows = [
         ((*look.whole, device.device, phase), ns / 1e9)
-        for look in looks
+        for look in samples
         for device in look.view.devices
         for phase, ns in device.seconds_by_ns.items()
     ]
     if rows:
         yield _counter(
             "inferscope_gpu_phase_seconds",
-            "Where a device's wall time went; sums to it.",
+            "Device wall time by use; sums to the wall time.",
             ("gpu", "phase"),
             rows,
         )
     rows = [
         ((*look.labels(rank), look.device, phase), flops)
-        for look in looks
+        for look in samples
         if look.view.is_counted
         for rank, counts in look.by_replica.items()
         for phase, flops in counts.flops.items()
@@ -243,7 +243,7 @@ def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
         )
     rows = [
         ((*look.whole, name, source), flops_s)
-        for look in looks
+        for look in samples
         if look.view.is_alive
         for name in {device.device.partition("#")[0]: None for device in look.view.devices}
         for source, flops_s in look.view.counters.compute_peaks_flops_s.items()
@@ -251,12 +251,12 @@ def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
     if rows:
         yield _gauge(
             "inferscope_gpu_peak_flops_per_second",
-            "What a device can compute in the model's dtype: by its maker, by its calibration.",
+            "Peak compute rate of a device in the model's dtype: by vendor, by calibration.",
             ("gpu", "source"),
             rows,
         )
     rows = [
-        ((*look.whole, look.device), look.residual) for look in looks if look.residual is not None
+        ((*look.whole, look.device), look.residual) for look in samples if look.residual is not None
     ]
     if rows:
         yield _gauge(
@@ -267,7 +267,7 @@ def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
         )
     rows = [
         ((*look.whole, model.mode, model.source), model.residual)
-        for look in looks
+        for look in samples
         for model in look.view.cost_models
         if model.residual is not None
     ]
@@ -280,11 +280,11 @@ def _devices(looks: list[EngineSample]) -> Iterator[Metric]:
         )
 
 
-def _counted(looks: list[EngineSample]) -> Iterator[Metric]:
-    """What samplers count: of sources that are absent there is no family."""
+def _counted(samples: list[EngineSample]) -> Iterator[Metric]:
+    """Return the families of sampled counters; absent sources have none."""
     told = [
         ((*look.whole, name), device)
-        for look in looks
+        for look in samples
         for name, device in look.view.counters.devices.items()
     ]
     for counted, name, scale, says in (
@@ -314,26 +314,30 @@ def _counted(looks: list[EngineSample]) -> Iterator[Metric]:
         )
     rows = [
         ((*look.whole, names.FITTED[counted]), error)
-        for look in looks
+        for look in samples
         for counted, error in look.view.counters.errors.items()
         if error is not None
     ]
     if rows:
         yield _gauge(
             "inferscope_apportioned_error_ratio",
-            "By how much the regression that apportions a counter to phases is off, relatively.",
+            "Relative error of the regression that apportions a counter to phases.",
             ("counted",),
             rows,
         )
     for word, name, says in (
-        ("sm_active_share", "gpu_sm_active_ratio", "SMs with a warp resident, just now."),
-        ("dram_share", "gpu_dram_active_ratio", "Device memory's rate over its peak, just now."),
-        ("memory_used_bytes", "gpu_memory_used_bytes", "Device memory in use, by anybody."),
+        (
+            "sm_active_share",
+            "gpu_sm_active_ratio",
+            "Share of SMs with a resident warp, latest sample.",
+        ),
+        ("dram_share", "gpu_dram_active_ratio", "Device memory rate over its peak, latest sample."),
+        ("memory_used_bytes", "gpu_memory_used_bytes", "Device memory in use, by all processes."),
         ("dram_peak_bytes_per_s", "gpu_hbm_peak_bytes_per_second", "Device memory's peak rate."),
     ):
         rows = [
             ((*look.whole, name), device.gauges[word])
-            for look in looks
+            for look in samples
             if look.view.is_alive
             for name, device in look.view.counters.devices.items()
             if word in device.gauges
@@ -342,11 +346,11 @@ def _counted(looks: list[EngineSample]) -> Iterator[Metric]:
             yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)
 
 
-def _troubles(looks: list[EngineSample]) -> Iterator[Metric]:
-    """What held devices back, by their drivers' word; each reason is there from the start."""
+def _device_health(samples: list[EngineSample]) -> Iterator[Metric]:
+    """Return the causes of reduced clocks, as reported by drivers; each exists from the start."""
     told = [
         ((*look.whole, device.device), device.health)
-        for look in looks
+        for look in samples
         for device in look.view.devices
         if device.health is not None
     ]
@@ -371,15 +375,15 @@ def _troubles(looks: list[EngineSample]) -> Iterator[Metric]:
     if rows:
         yield _counter(
             "inferscope_xid_errors",
-            "Errors of a device that its driver told of.",
+            "Device errors reported by the driver.",
             ("gpu", "reason"),
             rows,
         )
 
 
-def _gauges(looks: list[EngineSample]) -> Iterator[Metric]:
-    """What is now: of engines that are gone there is none."""
-    alive = [(look.whole, look.view) for look in looks if look.view.is_alive]
+def _gauges(samples: list[EngineSample]) -> Iterator[Metric]:
+    """Return the gauges of engines that are alive."""
+    alive = [(look.whole, look.view) for look in samples if look.view.is_alive]
     yield _gauge(
         "inferscope_requests_running",
         "Requests admitted.",
@@ -388,13 +392,13 @@ def _gauges(looks: list[EngineSample]) -> Iterator[Metric]:
     )
     yield _gauge(
         "inferscope_requests_waiting",
-        "Requests in the queue, those that lost their blocks included.",
+        "Requests in the queue, preempted ones included.",
         (),
         ((at, view.num_waiting + view.num_held) for at, view in alive),
     )
     yield _gauge(
         "inferscope_engine_paused",
-        "Whether somebody has paused the engine: requests wait, and no step is due.",
+        "Whether the engine is paused: requests wait, and no step is due.",
         (),
         ((at, float(view.is_paused)) for at, view in alive),
     )
@@ -406,14 +410,14 @@ def _gauges(looks: list[EngineSample]) -> Iterator[Metric]:
         yield _gauge("inferscope_overhead_ratio", "Time inside the probe over wall time.", (), cost)
     info = GaugeMetricFamily(
         "inferscope_engine_info",
-        "How an engine was started.",
+        "Start-up configuration of an engine.",
         labels=(
             *names.LABELS,
             *("engine_version", "model_revision", "quantization"),
             *("tp", "pp", "dp", "ep", "gpu", "config_hash", "synthetic"),
         ),
     )
-    for look in looks:
+    for look in samples:
         view, how = look.view, look.view.deployment
         sizes = (how.tensor_ranks, how.pipeline_ranks, how.data_ranks, how.expert_ranks)
         what = (view.version, how.revision, how.quantization)
@@ -424,10 +428,10 @@ def _gauges(looks: list[EngineSample]) -> Iterator[Metric]:
 
 
 def _health(
-    looks: list[EngineSample], dropped: Mapping[str, Mapping[str, int]]
+    samples: list[EngineSample], dropped: Mapping[str, Mapping[str, int]]
 ) -> Iterator[Metric]:
     rows = []
-    for look in looks:
+    for look in samples:
         view = look.view
         is_up = {
             "probe": view.is_alive and view.health.probe_state == "on",
@@ -435,19 +439,19 @@ def _health(
             **dict.fromkeys(view.counters.up, view.is_alive),
         }
         rows += [((*look.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
-    yield _gauge("inferscope_source_up", "Whether a source of facts is there.", ("source",), rows)
+    yield _gauge("inferscope_source_up", "Whether a data source is available.", ("source",), rows)
     rows = [
-        ((*look.whole, look.device), look.coverage) for look in looks if look.coverage is not None
+        ((*look.whole, look.device), look.coverage) for look in samples if look.coverage is not None
     ]
     if rows:
         yield _gauge(
             "inferscope_attribution_coverage_ratio",
-            "Requests seen to finish, over those that the engine says it finished.",
+            "Observed finished requests over those that the engine reports.",
             ("gpu",),
             rows,
         )
     rows = []
-    for look in looks:
+    for look in samples:
         health = look.view.health
         late = sum(counts.num_joined_late for counts in look.by_replica.values())
         drops = (health.num_lost, health.num_unknown, health.num_unjoined, late, health.num_refused)
@@ -462,7 +466,7 @@ def _health(
     ]
     yield _counter(
         "inferscope_records_dropped",
-        "What is missing in these numbers, and what other exporters could not send.",
+        "Data missing from these metrics, and items dropped by other exporters.",
         ("stage", "reason"),
         rows,
     )

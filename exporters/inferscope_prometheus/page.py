@@ -1,7 +1,7 @@
-"""Families as a page, in the text format and in OpenMetrics, which alone carries exemplars.
+"""Encoding of families as a page, in the text format and in OpenMetrics (with exemplars).
 
-The client library's own encoder formats each bucket of each histogram anew; here a series' labels
-are written once for all of its buckets.
+The client library's encoder formats every bucket of every histogram anew; here a series' labels are
+encoded once for all of its buckets.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from inferscope_prometheus.engine_counters import DurationHistogram, Exemplar
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MOST_LABEL = 256
-"""Maximum of characters of a label's value; names of pods have up to 253."""
+"""Maximum number of characters of a label value; pod names have up to 253."""
 _DIGITS = 12
 _LEVEL = 1
-"""Of compression: a level higher takes three times as long for a tenth of the bytes."""
+"""Compression level; one level higher takes three times as long for 10 % fewer bytes."""
 
 
 class HistogramFamily(Metric):
-    """A family of histograms that all have the same bounds."""
+    """Family of histograms with common bounds."""
 
     def __init__(
-        self, name: str, says: str, *, labels: tuple[str, ...], bounds_s: tuple[float, ...]
+        self, name: str, help_text: str, *, labels: tuple[str, ...], bounds_s: tuple[float, ...]
     ) -> None:
         """Start without a series."""
-        super().__init__(name, says, "histogram")
+        super().__init__(name, help_text, "histogram")
         self._label_names = labels
         self._bounds = (*map(str, bounds_s), "+Inf")
         self._rows: list[tuple[tuple[str, ...], DurationHistogram, int]] = []
@@ -41,9 +41,9 @@ class HistogramFamily(Metric):
         """Add a series.
 
         Args:
-            labels: their values.
-            histogram: nobody adds to it any more.
-            offset_ns: wall clock less the clock of its exemplars.
+            labels: label values.
+            histogram: a histogram that is not modified any more.
+            offset_ns: wall clock minus the clock of its exemplars.
         """
         self._rows.append((labels, histogram, offset_ns))
 
@@ -61,26 +61,26 @@ class HistogramFamily(Metric):
         self._rows = [row for row in self._rows if row[0][at] not in engine_ids]
 
     def lines(self, *, is_open: bool) -> Iterator[str]:
-        """Return its series' lines."""
+        """Return the lines of all series."""
         for labels, histogram, offset_ns in self._rows:
-            told = _labels(dict(zip(self._label_names, labels, strict=True)))
-            start, num = f'{self.name}_bucket{{{told},le="', 0
+            labels_text = _labels(dict(zip(self._label_names, labels, strict=True)))
+            start, num = f'{self.name}_bucket{{{labels_text},le="', 0
             exemplars = histogram.exemplars if is_open else {}
             for at, (bound, count) in enumerate(zip(self._bounds, histogram.counts, strict=True)):
                 num += count
                 line = f'{start}{bound}"}} {num}.0'
                 found = exemplars.get(at)
                 yield line if found is None else line + _exemplar(found, offset_ns)
-            yield f"{self.name}_count{{{told}}} {num}.0"
-            yield f"{self.name}_sum{{{told}}} {histogram.sum_ns / 1e9!r}"
+            yield f"{self.name}_count{{{labels_text}}} {num}.0"
+            yield f"{self.name}_sum{{{labels_text}}} {histogram.sum_ns / 1e9!r}"
 
 
 def page(families: Iterable[Metric], *, is_open: bool) -> bytes:
-    """Return a page.
+    """Return the encoded page.
 
     Args:
         families: ours, or any of the client library's.
-        is_open: as OpenMetrics.
+        is_open: encode as OpenMetrics.
     """
     lines: list[str] = []
     for family in families:
@@ -99,19 +99,19 @@ def page(families: Iterable[Metric], *, is_open: bool) -> bytes:
 
 
 def wants_open(accept: str) -> bool:
-    """Tell whether whoever asks, asks for OpenMetrics; Prometheus prefers it."""
+    """Return whether the client accepts OpenMetrics; Prometheus prefers it."""
     return any(
         each.split(";")[0].strip() == "application/openmetrics-text" for each in accept.split(",")
     )
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Tell whether whoever asks, takes compressed pages."""
+    """Return whether the client accepts gzip."""
     return any(each.split(";")[0].strip().lower() == "gzip" for each in accept_encoding.split(","))
 
 
 def compressed(body: bytes) -> bytes:
-    """Return a page compressed."""
+    """Return the compressed body."""
     return gzip.compress(body, _LEVEL)
 
 
@@ -121,16 +121,16 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 @lru_cache(4096)
 def _escaped(value: str) -> str:
-    """Return a label's value, cut if it is long; two long values stay two."""
+    """Return a label value, truncated if it is long; distinct long values stay distinct."""
     if len(value) > MOST_LABEL:
         digits = hashlib.sha256(value.encode()).hexdigest()[:_DIGITS]
         value = f"{value[: MOST_LABEL - _DIGITS - 1]}-{digits}"
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _escaped_help(says: str, *, is_open: bool) -> str:
-    says = says.replace("\\", r"\\").replace("\n", r"\n")
-    return says.replace('"', r"\"") if is_open else says
+def _escaped_help(help_text: str, *, is_open: bool) -> str:
+    help_text = help_text.replace("\\", r"\\").replace("\n", r"\n")
+    return help_text.replace('"', r"\"") if is_open else help_text
 
 
 def _number(value: float) -> str:

@@ -1,11 +1,11 @@
-"""The HTTP server of one page: bounded connections, optionally TLS and a bearer token.
+"""HTTP server of one page: bounded connections, optional TLS and bearer token.
 
-The client library's own server asks for no token, and shakes hands on the thread that accepts: one
-client that connects and says nothing would keep all others out.
+The client library's server supports no token and performs the handshake on the accepting thread:
+one client that connects and stays silent would block all others.
 
-Handshake and request together have one deadline, however their bytes come. Where all places are
-taken, a new connection gets the place of the one that has not sent its request for the longest: a
-scraper sends its own at once, so connections that are only held keep none out.
+Handshake and request share one deadline, however slowly their bytes arrive. When all slots are
+taken, a new connection evicts the one whose request has been pending longest: a scraper sends its
+request at once, so idle connections block none.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _HEALTH = "/health"
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What clients may take of the server.
+    """Limits on clients' use of the server.
 
     Attributes:
         connections: maximum number at a time.
-        per_peer: of these, of one address.
+        per_peer: maximum number from one address.
         head_bytes: maximum size of a request.
         request_s: maximum time for the handshake and the first request.
         idle_s: maximum time for each further request on the same connection.
-        answer_s: maximum time to take an answer; later, another may have the place.
+        answer_s: maximum time to receive a response; later, its slot may be reused.
     """
 
     connections: int = 32
@@ -64,10 +64,10 @@ class ConnectionLimits:
 
 
 class MetricsServer:
-    """Serves what `render` returns.
+    """Server of the page that `render` returns.
 
     Attributes:
-        port: that it was given.
+        port: bound port.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class MetricsServer:
         """Bind and serve.
 
         Args:
-            settings: where, and to whom.
-            render: returns the page, as OpenMetrics or not; any thread may call it.
+            settings: address and access control.
+            render: returns the page, as OpenMetrics or text; any thread may call it.
             is_alive: returns whether the page is still being renewed; any thread may call it.
-            beside: one that ends soon; its address may be part of this one's.
-            limits: of clients; None for the usual ones.
+            beside: a server about to close; its address may overlap with this one's.
+            limits: limits on clients; None for the defaults.
 
         Raises:
             BadInput: token or certificates cannot be used.
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         gate = AccessGate(settings)
         pages, limits = _Pages(gate, render, is_alive), limits or ConnectionLimits()
@@ -108,7 +108,7 @@ class MetricsServer:
     def change(
         self, gate: AccessGate, render: Callable[[bool], bytes], is_alive: Callable[[], bool]
     ) -> None:
-        """Serve another page to others, on the same address."""
+        """Serve another page with other access control, on the same address."""
         self._http.pages = _Pages(gate, render, is_alive)
 
     def close(self) -> None:
@@ -119,10 +119,10 @@ class MetricsServer:
 
 
 class AccessGate:
-    """Who comes in: by token, by certificate. Both files are read again when they change."""
+    """Access control by token and certificate; both files are reloaded when they change."""
 
     def __init__(self, settings: PrometheusSettings) -> None:
-        """Read them.
+        """Read token and certificates.
 
         Raises:
             BadInput: one of them cannot be used.
@@ -134,7 +134,7 @@ class AccessGate:
         self._context = tls_context(settings)
 
     def is_open_to(self, authorization: str) -> bool:
-        """Tell whether a request may be answered."""
+        """Return whether a request may be answered."""
         self._renew()
         if self._token is None:
             return True
@@ -143,7 +143,7 @@ class AccessGate:
         return scheme.lower() == "bearer" and is_same
 
     def wrap(self, connection: socket.socket) -> socket.socket:
-        """Return the connection, where TLS is wanted with a handshake that is yet to be done."""
+        """Return the connection; with TLS, wrapped and before its handshake."""
         self._renew()
         if self._context is None:
             return connection
@@ -152,7 +152,7 @@ class AccessGate:
         )
 
     def is_current(self, connection: socket.socket) -> bool:
-        """Return whether the certificates in force are those of the connection's handshake."""
+        """Return whether the connection's handshake used the current certificates."""
         self._renew()
         wanted = connection.context if isinstance(connection, ssl.SSLSocket) else None
         return wanted is self._context
@@ -165,8 +165,11 @@ class AccessGate:
             self._stamps = now
             try:
                 token, context = self._read_token(), tls_context(self._settings)
-            except BadInput as error:  # half written, or wrong: what was good before stays
-                _logger.warning("the metrics' server keeps what it had: %s", error)
+            except BadInput as error:  # half-written or invalid: the previous ones stay in force
+                _logger.warning(
+                    "metrics server: reload failed, token and certificates stay as they were: %s",
+                    error,
+                )
                 return
             self._token, self._context = token, context
 
@@ -181,7 +184,7 @@ class AccessGate:
 
 
 def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
-    """Return what TLS is spoken with, None where it is not.
+    """Return the TLS context; None without TLS.
 
     Raises:
         BadInput: a certificate or key cannot be used.
@@ -207,7 +210,7 @@ def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
 
 @dataclass(frozen=True)
 class _Pages:
-    """The page, its access control and its liveness."""
+    """Page, access control and liveness of a server."""
 
     gate: AccessGate
     render: Callable[[bool], bytes]
@@ -216,13 +219,13 @@ class _Pages:
 
 @dataclass(eq=False)
 class _ConnectionSlot:
-    """One connection's.
+    """Slot of one connection.
 
     Attributes:
-        connection: its socket; with TLS, from the handshake on, the wrapped one.
+        connection: its socket; with TLS the wrapped one, from the handshake on.
         peer: its address.
-        since_s: when its request began to be waited for, or to be answered.
-        is_answered: its request has come and is allowed.
+        since_s: start of the wait for its request, or of its response.
+        is_answered: whether its request was received and allowed.
     """
 
     connection: socket.socket
@@ -232,7 +235,7 @@ class _ConnectionSlot:
 
 
 class _ConnectionSlots:
-    """The connections that are open."""
+    """Slots of the open connections."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -240,57 +243,57 @@ class _ConnectionSlots:
         self._by_socket: dict[socket.socket, _ConnectionSlot] = {}
 
     def take(self, connection: socket.socket, peer: str) -> bool:
-        """Find a place for a connection, if need be that of a connection that only waits."""
+        """Take a slot, evicting a pending connection if necessary; return whether there is one."""
         limits, now_s = self._limits, time.monotonic()
         with self._lock:
             there = list(self._by_socket.values())
-            own = [place for place in there if place.peer == peer]
+            own = [slot for slot in there if slot.peer == peer]
             if len(own) >= limits.per_peer or len(there) >= limits.connections:
                 crowd = own if len(own) >= limits.per_peer else there
-                waiting = [place for place in crowd if self._may_go(place, now_s)]
+                waiting = [slot for slot in crowd if self._is_evictable(slot, now_s)]
                 if not waiting:
                     return False
-                self._end(min(waiting, key=lambda place: place.since_s))
+                self._end(min(waiting, key=lambda slot: slot.since_s))
             self._by_socket[connection] = _ConnectionSlot(connection, peer, now_s)
             return True
 
-    def hand_on(self, connection: socket.socket, by: socket.socket) -> None:
-        """Note that another socket has taken over a connection.
+    def replace_socket(self, connection: socket.socket, by: socket.socket) -> None:
+        """Replace a connection's socket by another.
 
         Raises:
-            OSError: its place is another connection's by now.
+            OSError: its slot was given to another connection.
         """
         with self._lock:
-            place = self._by_socket.pop(connection, None)
-            if place is None:
-                raise OSError("the place is taken")
-            place.connection = by
-            self._by_socket[by] = place
+            slot = self._by_socket.pop(connection, None)
+            if slot is None:
+                raise OSError("the slot was given to another connection")
+            slot.connection = by
+            self._by_socket[by] = slot
 
     def of(self, connection: socket.socket) -> _ConnectionSlot:
-        """Return a connection's place.
+        """Return a connection's slot.
 
         Raises:
-            OSError: it is another connection's by now.
+            OSError: it was given to another connection.
         """
         with self._lock:
-            place = self._by_socket.get(connection)
-        if place is None:
-            raise OSError("the place is taken")
-        return place
+            slot = self._by_socket.get(connection)
+        if slot is None:
+            raise OSError("the slot was given to another connection")
+        return slot
 
-    def leave(self, connection: socket.socket) -> None:
-        """Release the place of a connection."""
+    def release(self, connection: socket.socket) -> None:
+        """Release the slot of a connection."""
         with self._lock:
             self._by_socket.pop(connection, None)
 
-    def _may_go(self, place: _ConnectionSlot, now_s: float) -> bool:
-        return not place.is_answered or now_s - place.since_s > self._limits.answer_s
+    def _is_evictable(self, slot: _ConnectionSlot, now_s: float) -> bool:
+        return not slot.is_answered or now_s - slot.since_s > self._limits.answer_s
 
-    def _end(self, place: _ConnectionSlot) -> None:
-        del self._by_socket[place.connection]
-        with suppress(OSError):  # of a TLS socket as well, without a word to its peer
-            socket.socket.shutdown(place.connection, socket.SHUT_RDWR)
+    def _end(self, slot: _ConnectionSlot) -> None:
+        del self._by_socket[slot.connection]
+        with suppress(OSError):  # also for a TLS socket, without a close-notify
+            socket.socket.shutdown(slot.connection, socket.SHUT_RDWR)
 
 
 class _Http(ThreadingHTTPServer):
@@ -312,24 +315,24 @@ class _Http(ThreadingHTTPServer):
         self.address_family = family
         self.pages = pages
         self.limits = limits
-        self.places = _ConnectionSlots(limits)
+        self.slots = _ConnectionSlots(limits)
         self._settings = settings
         super().__init__((str(address[0]), settings.port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server who we are, as the class above does."""
+        """Bind without the reverse name lookup of the base class."""
         self._share(self._shares)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self._settings.host, self.server_address[1]
 
     def server_activate(self) -> None:
-        """Listen; from then on nobody else can."""
+        """Listen; from then on the port is exclusive."""
         super().server_activate()
         self._share(False)
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Let another server of this process have the port as well, for a moment."""
+        """Allow another server of this process to bind the port meanwhile."""
         self._share(True)
         try:
             yield
@@ -340,7 +343,7 @@ class _Http(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.places.take(request, str(client_address[0])):
+        if not self.slots.take(request, str(client_address[0])):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -350,20 +353,20 @@ class _Http(ThreadingHTTPServer):
         try:
             request.settimeout(self.limits.request_s)
             connection = self.pages.gate.wrap(request)
-            self.places.hand_on(request, connection)
+            self.slots.replace_socket(request, connection)
             if isinstance(connection, ssl.SSLSocket):
                 connection.do_handshake()  # within its timeout as a whole
-        except OSError:  # no TLS, a wrong certificate, gone
+        except OSError:  # not TLS, a wrong certificate, or closed
             self.shutdown_request(connection)
         else:
             super().process_request_thread(connection, client_address)
         finally:
-            self.places.leave(request)
-            self.places.leave(connection)
+            self.slots.release(request)
+            self.slots.release(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that go away in the midst of it."""
-        _logger.debug("a scrape came to nothing", exc_info=True)
+        """Ignore clients that disconnect early."""
+        _logger.debug("a scrape was aborted", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -373,11 +376,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
 
     def setup(self) -> None:
-        """Read by deadlines."""
+        """Read with deadlines."""
         super().setup()
         self.rfile.close()
         limits = self.server.limits
-        self._place = self.server.places.of(self.connection)
+        self._place = self.server.slots.of(self.connection)
         self._reader = DeadlineReader(self.connection, self._place.since_s + limits.request_s)
         self.rfile = io.BufferedReader(self._reader)
 
@@ -393,20 +396,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with the page."""
         pages, path = self.server.pages, self.path.partition("?")[0]
         if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # what stands in its body is not read
+            self.close_connection = True  # its body is not read
         if not pages.gate.is_current(self.connection):
-            # Without an answer: Prometheus then connects again and repeats its request.
+            # Close without a response: Prometheus reconnects and repeats its request.
             self.close_connection = True
             return None
-        if path == _HEALTH:  # which says nothing of engines: those who probe have no token
+        if path == _HEALTH:  # contains nothing about engines: probes have no token
             if pages.is_alive():
                 return self._answer(200, b"ok\n")
             return self._answer(503, b"the engines' records are not being folded\n")
         if not pages.gate.is_open_to(self.headers.get("Authorization", "")):
             self.close_connection = True
-            return self._answer(401, b"a bearer token is needed\n")
+            return self._answer(401, b"a bearer token is required\n")
         if path not in _PATHS:
-            return self._answer(404, b"there is /metrics\n")
+            return self._answer(404, b"not found; see /metrics\n")
         self._place.since_s, self._place.is_answered = time.monotonic(), True
         is_open = wants_open(self.headers.get("Accept", ""))
         body = pages.render(is_open)
@@ -418,7 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing: a scrape every few seconds is no news."""
+        """Log nothing: scrapes are frequent."""
 
     def _answer(
         self, status: int, body: bytes, kind: str = "text/plain", *, encoding: str = ""

@@ -1,4 +1,4 @@
-"""The exporter's section of the configuration, checked once."""
+"""Validated settings of the exporter."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from inferscope.errors import BadInput
 LAST_PORT = 65535
 PATHS = ("token_file", "tls_cert", "tls_key", "tls_client_ca")
 ANY_ENGINE = "*"
-"""In place of an engine's id in `engine_metrics`: the only one that is not named."""
+"""Key of `engine_metrics` for the only engine that is not named."""
 _LEAST_TOKEN = 16
 _MOST_TENANTS = 1000
 _FEWEST_SERIES = 1000
-"""One engine has some 450."""
+"""Minimum of max_series; one engine has about 450."""
 _MOST_SERIES = 10_000_000
 
 
 @dataclass(frozen=True)
 class PrometheusSettings:
-    """Where metrics are served, to whom, and what is told of tenants."""
+    """Address, access control, tenants and limits of the metrics server."""
 
     host: str = "127.0.0.1"
     port: int = 9464
     token_file: Path | None = None
-    """Holds what clients must send as a bearer token; read again when it changes."""
+    """File with the bearer token that clients must send; reloaded when it changes."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    """Clients must show a certificate that it has signed."""
+    """CA file: clients must present a certificate that it has signed."""
     price_per_gpu_hour: float | None = None
-    """Dollars."""
+    """Dollars per GPU hour."""
     tenants: tuple[str, ...] = ()
-    """That have series of their own from the start."""
+    """Tenants that have series from the start."""
     most_tenants: int = 20
-    """That have series of their own; all others are `other`."""
+    """Maximum number of tenants with series; all others are `other`."""
     max_series: int = 100_000
-    """Maximum of a page; engines beyond it are left out as a whole, the newest first."""
+    """Maximum number of series on a page; beyond it the newest engines are left out as a whole."""
     engine_metrics: tuple[tuple[str, str], ...] = ()
-    """Engines' ids, or `*`, and the pages on which they count their requests themselves."""
+    """Engine IDs, or `*`, with the pages on which the engines count their own requests."""
 
     @property
     def is_local(self) -> bool:
-        """Tell whether only this host can reach it."""
+        """Return whether only this host can connect."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -55,7 +55,7 @@ class PrometheusSettings:
 
     @property
     def url(self) -> str:
-        """Return where it is served."""
+        """Return the URL of the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls_cert else ''}://{host}:{self.port}/metrics"
 
@@ -67,7 +67,7 @@ def read_settings(section: Mapping[str, object]) -> PrometheusSettings:
     """Check a section of the configuration.
 
     Raises:
-        BadInput: a name in it is not known, or a value cannot be used.
+        BadInput: a name is unknown, or a value is invalid.
     """
     only(section, _NAMES)
     found = PrometheusSettings()
@@ -84,10 +84,10 @@ def read_settings(section: Mapping[str, object]) -> PrometheusSettings:
         _path(section, "tls_key"),
         _path(section, "tls_client_ca"),
         _price(section.get("price_per_gpu_hour")),
-        _words(section.get("tenants")),
-        _most(section.get("most_tenants", found.most_tenants)),
+        _tenants(section.get("tenants")),
+        _most_tenants(section.get("most_tenants", found.most_tenants)),
         _max_series(section.get("max_series", found.max_series)),
-        _pages(section.get("engine_metrics")),
+        _engine_metrics(section.get("engine_metrics")),
     )
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise BadInput("tls_cert and tls_key go together. Give both, or neither.")
@@ -102,10 +102,10 @@ def read_settings(section: Mapping[str, object]) -> PrometheusSettings:
 
 
 def read_token(path: Path) -> str:
-    """Return the bearer token that a file holds.
+    """Return the bearer token in a file.
 
     Raises:
-        BadInput: it cannot be read, everybody can read it, or nothing in it can be a token.
+        BadInput: it cannot be read, is readable by all users, or does not contain a token.
     """
     try:
         with path.open(encoding="ascii") as file:
@@ -116,16 +116,19 @@ def read_token(path: Path) -> str:
         raise BadInput(f"cannot read token_file {path}: {why}. {_advice(path, error)}") from error
     if others:
         raise BadInput(
-            f"token_file {path} is open to all users. chmod o= {path}, or give its volume "
+            f"token_file {path} is readable by all users. Run chmod o= {path}, or give its volume "
             "defaultMode 0440."
         )
     if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
-        raise BadInput(f"token_file {path} holds no token: {_LEAST_TOKEN} characters, no blanks.")
+        raise BadInput(
+            f"token_file {path} holds no valid token. Give at least {_LEAST_TOKEN} characters, "
+            "without blanks."
+        )
     return token
 
 
 def _advice(path: Path, error: Exception) -> str:
-    """Say how a file of a token is come by."""
+    """Return advice on how to provide the token file."""
     if isinstance(error, FileNotFoundError):
         return f"Make one: (umask 027; openssl rand -hex 32 > {path})"
     if isinstance(error, PermissionError):
@@ -150,15 +153,15 @@ def _price(value: object) -> float | None:
     return float(value)
 
 
-def _words(value: object) -> tuple[str, ...]:
+def _tenants(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise BadInput("tenants is no list of names. Give [name, name].")
+        raise BadInput("tenants must be a list of names. Give [name, name].")
     return tuple(dict.fromkeys(value))
 
 
-def _most(value: object) -> int:
+def _most_tenants(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TENANTS:
         raise BadInput(f"most_tenants is {value!r}. Give a whole number up to {_MOST_TENANTS}.")
     return value
@@ -173,9 +176,9 @@ def _max_series(value: object) -> int:
     return value
 
 
-def _pages(value: object) -> tuple[tuple[str, str], ...]:
+def _engine_metrics(value: object) -> tuple[tuple[str, str], ...]:
     if value is None:
         return ()
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise BadInput("engine_metrics is no section. Give ENGINE_ID: http://HOST:PORT lines.")
+        raise BadInput("engine_metrics must be a mapping. Give ENGINE_ID: http://HOST:PORT lines.")
     return tuple((str(engine_id), url) for engine_id, url in value.items())

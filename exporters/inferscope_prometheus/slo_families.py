@@ -1,6 +1,6 @@
-"""Objectives as Prometheus' families: good and bad, why, and what is left of the budget.
+"""Prometheus families of objectives: good and bad requests, causes, error budgets.
 
-There are none of them where the collector has no objectives.
+There are none if the collector has no objectives.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ _LABELS = (*names.LABELS, "slo")
 
 
 def slo_families(told: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
-    """Return the families of one moment.
+    """Return the families at one time.
 
     Args:
         told: each engine's counts, with the values of LABELS.
-        promised: the budgets, of a host's engines together, by label of the model.
+        promised: the budgets, over all engines of a host, by model label.
     """
     told = list(told)
     requests = CounterMetricFamily(
         "inferscope_slo_requests",
-        "Requests that were judged, good or bad; one that is not over is bad when it is late.",
+        "Judged requests, good or bad; an unfinished one is bad once it is late.",
         labels=(*_LABELS, "result"),
     )
     breaches = CounterMetricFamily(
         "inferscope_slo_breaches",
-        "Bad requests by the cause to blame; told when they are over, or ten seconds late.",
+        "Bad requests by main cause; counted when they finish, or ten seconds late.",
         labels=(*_LABELS, "cause"),
     )
     warm_up = CounterMetricFamily(
         "inferscope_slo_warmup_requests",
-        "Requests from before an engine's first answer: neither good nor bad.",
+        "Warm-up requests, before an engine's first response: neither good nor bad.",
         labels=_LABELS,
     )
     threshold = GaugeMetricFamily(
-        "inferscope_slo_threshold_seconds", "What a good request keeps to.", labels=_LABELS
+        "inferscope_slo_threshold_seconds", "Latency limit of a good request.", labels=_LABELS
     )
     objective = GaugeMetricFamily(
-        "inferscope_slo_objective_ratio", "Share that is to be good.", labels=_LABELS
+        "inferscope_slo_objective_ratio", "Target share of good requests.", labels=_LABELS
     )
     for labels, count in told:
         one = count.objective
@@ -62,15 +62,15 @@ def slo_families(told: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
 
 
 def _budgets(promised: Promised) -> Iterator[Metric]:
-    """Return what no engine has for itself: budgets outlive them."""
+    """Return the families of budgets, which outlive engines."""
     window = GaugeMetricFamily(
         "inferscope_slo_window_requests",
-        "Requests judged on this host within the objective's window, also by collectors before.",
+        "Requests judged on this host within the objective's window, earlier collectors included.",
         labels=(*_LABELS, "result"),
     )
     remaining = GaugeMetricFamily(
         "inferscope_slo_budget_remaining_ratio",
-        "Of the error budget of this host's requests; below 0 it is overspent.",
+        "Remaining share of this host's error budget; below 0 it is overspent.",
         labels=_LABELS,
     )
     for budget in promised.budgets:
@@ -80,7 +80,7 @@ def _budgets(promised: Promised) -> Iterator[Metric]:
         remaining.add_metric(at, budget.remaining)
     gap = GaugeMetricFamily(
         "inferscope_slo_uncounted_seconds",
-        "Before this collector began, time in which nobody judged.",
+        "Time before this collector's start in which no collector judged.",
         labels=names.LABELS,
     )
     gap.add_metric(names.OF_ALL, promised.uncounted_ns / 1e9)

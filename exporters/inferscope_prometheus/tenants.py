@@ -1,11 +1,11 @@
-"""Who has series of its own: the few that use most, whatever clients send; all others are `other`.
+"""Bounded tenant labels: the top users have series of their own, all others are `other`.
 
-A name comes from a header, so anybody can make up as many as he likes. A series is given late, to
-who comes again, and the second half of them only to who uses a good part of it all.
+The name comes from a header, so clients can send any number of names. A name gets a series only if
+it recurs, and the second half of the series go only to names with a large share of the use.
 
-A series is taken back from a name that is not used any more, and, where there are no more to give,
-from the one that uses least for one that uses much more. What it had counted goes with it, for in
-`other` it would show as a rate without any use; a name that returns begins at 0.
+A series is reclaimed from an unused name and, if none is free, from the name with the least use for
+one with much more. Its counts are dropped: in `other` they would show as a rate without use. A name
+that returns starts at 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from heapq import nlargest
 
 import msgspec
 
-NOBODY, OTHER, WASTE, IDLE = "none", "other", "waste", "idle"
-"""Who said no name; whose name has no series; and what is nobody's."""
-RESERVED = (NOBODY, OTHER, WASTE, IDLE)
+UNNAMED, OTHER, WASTE, IDLE = "none", "other", "waste", "idle"
+"""Labels of: no name; a name without a series; time of no tenant."""
+RESERVED = (UNNAMED, OTHER, WASTE, IDLE)
 _COMES_AGAIN = 3
 _MOST_CANDIDATES = 1024
 _HALVED_AFTER = 10_000
-"""Requests: what was used long ago counts less and less."""
+"""Number of requests after which use is halved: old use counts less."""
 KEPT_NS = 3_600_000_000_000
-"""Minimum time for which a name keeps its series, from its start and from its last request."""
+"""Minimum time in ns for which a name keeps its series, from its start and from its last request.
+"""
 UNUSED_AFTER = 1000
-"""Minimum number of other requests since a name's last one: a night without any takes nothing."""
+"""Minimum number of other requests since a name's last one: a night without requests reclaims none.
+"""
 _TIMES_MORE = 4
 """Ratio of use from which one name takes the series of another."""
 
@@ -47,20 +49,20 @@ class _Holder(msgspec.Struct):
 
 
 class Tenants:
-    """Turns names into labels, of which there are at most `most` and RESERVED.
+    """Map of names to labels, at most `most` besides RESERVED.
 
     Attributes:
-        labels: that have a series, RESERVED aside.
-        num_changes: times that a label was given or taken back.
+        labels: labels with a series, without RESERVED.
+        num_changes: number of labels given or reclaimed.
     """
 
     def __init__(self, known: Iterable[str] = (), *, most: int) -> None:
-        """Start with those that have series from the start."""
+        """Start with the names that have series from the start."""
         self.labels = [name for name in known if name not in RESERVED]
         self.num_changes = 0
         self._most = most
         self._holders: dict[str, _Holder] = {}
-        """Without those that are known from the start, which keep their series."""
+        """Names with series, without the configured ones, which keep theirs."""
         self._candidates: dict[str, _Candidate] = {}
         self._total_ns = 0
         self._num = 0
@@ -68,7 +70,7 @@ class Tenants:
         self._now_ns = 0
 
     def change(self, known: Iterable[str], *, most: int) -> None:
-        """Change the names that always have a series, and the maximum of series."""
+        """Change the names that always have a series, and the maximum number of series."""
         has = set(self.labels)
         for name in known:
             self._holders.pop(name, None)
@@ -78,15 +80,15 @@ class Tenants:
         self._most = most
 
     def label(self, name: str | None, spent_ns: int, at_ns: int = 0) -> str:
-        """Return under which label a request is counted.
+        """Return the label under which a request is counted.
 
         Args:
-            name: what it said; None or nothing where it said none.
-            spent_ns: what it took.
-            at_ns: when it ended.
+            name: tenant name; None or empty without one.
+            spent_ns: device time of the request.
+            at_ns: end time of the request.
         """
         if not name:
-            return NOBODY
+            return UNNAMED
         self._num_all += 1
         self._now_ns = max(self._now_ns, at_ns)
         if name in self.labels:
@@ -101,16 +103,16 @@ class Tenants:
             return OTHER
         found = self._candidates.get(name)
         if found is None:
-            self._make_room()
+            self._drop_least_used()
             found = self._candidates[name] = _Candidate()
         found.num += 1
         found.spent_ns += spent_ns
-        self._take_back_unused()
+        self._reclaim_unused()
         is_scarce = 2 * len(self.labels) >= self._most
         uses_much = found.spent_ns * self._most >= self._total_ns
         if found.num < _COMES_AGAIN or (is_scarce and not uses_much):
             return OTHER
-        if len(self.labels) >= self._most and not self._take_back_for(found):
+        if len(self.labels) >= self._most and not self._reclaim_for(found):
             return OTHER
         del self._candidates[name]
         self.labels.append(name)
@@ -119,14 +121,14 @@ class Tenants:
         self._holders[name] = _Holder(found.spent_ns, now_ns, now_ns, self._num_all)
         return name
 
-    def _take_back_unused(self) -> None:
+    def _reclaim_unused(self) -> None:
         for name, holder in list(self._holders.items()):
             is_old = self._now_ns - holder.used_ns >= KEPT_NS
             if is_old and self._num_all - holder.used_at >= UNUSED_AFTER:
-                self._take_back(name)
+                self._reclaim(name)
 
-    def _take_back_for(self, candidate: _Candidate) -> bool:
-        """Take back the series with the least use; return False if that is too much."""
+    def _reclaim_for(self, candidate: _Candidate) -> bool:
+        """Reclaim the series with the least use; return False if its use is too high."""
         old = [
             (holder.spent_ns, name)
             for name, holder in self._holders.items()
@@ -137,10 +139,10 @@ class Tenants:
         spent_ns, name = min(old)
         if spent_ns * _TIMES_MORE > candidate.spent_ns:
             return False
-        self._take_back(name)
+        self._reclaim(name)
         return True
 
-    def _take_back(self, name: str) -> None:
+    def _reclaim(self, name: str) -> None:
         del self._holders[name]
         self.labels.remove(name)
         self.num_changes += 1
@@ -155,8 +157,8 @@ class Tenants:
         for holder in self._holders.values():
             holder.spent_ns //= 2
 
-    def _make_room(self) -> None:
-        """Forget the half that used least."""
+    def _drop_least_used(self) -> None:
+        """Drop the half of the candidates with the least use."""
         if len(self._candidates) < _MOST_CANDIDATES:
             return
         kept = nlargest(

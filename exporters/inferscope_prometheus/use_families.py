@@ -1,4 +1,4 @@
-"""Who used the devices, what that cost, and how much more they could be used, as families."""
+"""Prometheus families of device use: by tenant and adapter, cost, and autoscaling signals."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from inferscope.collector.snapshot import EngineView
 from inferscope_prometheus import names
 from inferscope_prometheus.demand import demand_of
 from inferscope_prometheus.metric import counter, gauge
-from inferscope_prometheus.tenants import IDLE, NOBODY, WASTE
+from inferscope_prometheus.tenants import IDLE, UNNAMED, WASTE
 
 Labels = tuple[str, ...]
 ByPayer = Mapping[tuple[str, str], int]
 
 
-def payers(
-    looks: Sequence[tuple[Labels, ByPayer, ByPayer, Mapping[tuple[str, str], float] | None]],
+def tenants(
+    samples: Sequence[tuple[Labels, ByPayer, ByPayer, Mapping[tuple[str, str], float] | None]],
 ) -> Iterator[Metric]:
-    """Return who the devices worked for; requests in flight are nobody's until they end.
+    """Return the device time by tenant; requests in flight are counted when they end.
 
     Args:
-        looks: of each engine its labels, nanoseconds of its devices by payer and phase, tokens by
-            payer and kind, and dollars by payer and phase, None where there is no price.
+            looks: for each engine its labels, device nanoseconds by tenant and phase, tokens by
+            tenant and kind, and dollars by tenant and phase (None without a price).
     """
     yield counter(
         "inferscope_tenant_gpu_seconds",
-        "Device time of ended requests that was not in vain, by who asked.",
+        "Useful device time of ended requests, by tenant.",
         ("tenant", "phase"),
         (
             ((*at, *payer), ns / 1e9)
-            for at, device_ns, _, _ in looks
+            for at, device_ns, _, _ in samples
             for payer, ns in device_ns.items()
             if payer[0] not in (WASTE, IDLE)
         ),
     )
     yield counter(
         "inferscope_tenant_tokens",
-        "Tokens of ended requests, by who asked.",
+        "Tokens of ended requests, by tenant.",
         ("tenant", "kind"),
         (
             ((*at, *payer), float(num))
-            for at, _, tokens, _ in looks
+            for at, _, tokens, _ in samples
             for payer, num in tokens.items()
         ),
     )
-    priced = [(at, dollars) for at, _, _, dollars in looks if dollars is not None]
+    priced = [(at, dollars) for at, _, _, dollars in samples if dollars is not None]
     if priced:
         yield counter(
             "inferscope_cost_dollars",
-            "Device time by who asked, waste and idle, at the price configured.",
+            "Cost of device time by tenant, waste and idle, at the configured price.",
             ("tenant", "phase"),
             (
                 ((*at, *payer), amount)
@@ -60,23 +60,23 @@ def payers(
         )
 
 
-def adapters(looks: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metric]:
-    """Return which LoRA adapters the devices worked for, of engines of which one was asked for.
+def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metric]:
+    """Return the device time by LoRA adapter, for engines with requests that name one.
 
     Args:
-        looks: of each engine its labels, its devices' nanoseconds by adapter and phase, and tokens
+            looks: for each engine its labels, device nanoseconds by adapter and phase, and tokens
             by adapter and kind.
     """
     told = [
         (at, device_ns, tokens)
-        for at, device_ns, tokens in looks
-        if any(num for (adapter, _), num in tokens.items() if adapter != NOBODY)
+        for at, device_ns, tokens in samples
+        if any(num for (adapter, _), num in tokens.items() if adapter != UNNAMED)
     ]
     if not told:
         return
     yield counter(
         "inferscope_adapter_gpu_seconds",
-        "Device time of ended requests that was not in vain, by LoRA adapter.",
+        "Useful device time of ended requests, by LoRA adapter.",
         ("adapter", "phase"),
         (
             ((*at, *which), ns / 1e9)
@@ -93,13 +93,13 @@ def adapters(looks: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metri
     )
 
 
-def demand(looks: Iterable[tuple[Labels, EngineView, int]]) -> Iterator[Metric]:
-    """Return what an autoscaler asks; of an engine whose numbers are old there is nothing.
+def demand(samples: Iterable[tuple[Labels, EngineView, int]]) -> Iterator[Metric]:
+    """Return the autoscaling signals; engines with stale views have none.
 
     Args:
-        looks: of each engine its labels, its view, and how many nanoseconds old that is.
+        samples: for each engine its labels, its view, and the age of the view in ns.
     """
-    told = [(at, demand_of(view, lag_ns=lag_ns)) for at, view, lag_ns in looks]
+    told = [(at, demand_of(view, lag_ns=lag_ns)) for at, view, lag_ns in samples]
     for name, says in names.DEMAND.items():
         rows = [
             (at, float(number))

@@ -1,4 +1,4 @@
-"""Queued requests that nothing scarce keeps from being admitted, and those that have to wait."""
+"""Queued requests that no scarce resource keeps from admission, and those that have to wait."""
 
 from __future__ import annotations
 

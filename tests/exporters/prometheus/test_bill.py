@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus.cost_allocation import CostAllocation
-from inferscope_prometheus.tenants import IDLE, KEPT_NS, NOBODY, UNUSED_AFTER, WASTE, Tenants
+from inferscope_prometheus.tenants import IDLE, KEPT_NS, UNNAMED, UNUSED_AFTER, WASTE, Tenants
 from msgspec.structs import replace
 
 from inferscope.collector.finals import FinalRequest, Part
@@ -152,5 +152,5 @@ def test_a_request_of_which_a_part_was_missed_is_billed_and_its_tokens_are_not_c
     late = replace(finals.requests[0], joined_late=True, prefill_ns=10, decode_ns=10, attributes={})
     bill.ended(late)
     bill.settle({"prefill": 10, "decode": 10})
-    assert bill.device_ns[NOBODY, "prefill"] == bill.device_ns[NOBODY, "decode"] == 10
+    assert bill.device_ns[UNNAMED, "prefill"] == bill.device_ns[UNNAMED, "decode"] == 10
     assert not any(bill.tokens.values())

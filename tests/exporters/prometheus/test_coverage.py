@@ -149,7 +149,7 @@ def test_a_star_is_the_only_engine_that_is_not_named(caplog: pytest.LogCaptureFi
         eventually(lambda: coverage.ratio("another") == 0.0)
         assert coverage.ratio("a-pods") is None
         assert caplog.messages == []
-        # Nobody is: it is none's, and there is nothing to say.
+        # No engine is left: the page belongs to none, and no warning is due.
         coverage.look(ours, ["named"])
         eventually(lambda: coverage.ratio("another") is None)
         assert caplog.messages == []
@@ -166,7 +166,7 @@ def test_a_star_among_several_engines_is_none_and_said_once(
             eventually(lambda: coverage.ratio("a") is None and bool(caplog.messages))
             assert coverage.ratio("b") is None
         (line,) = caplog.messages
-    assert "there are 2 (a, b): it is none's. Name them: ENGINE_ID: http://HOST:PORT" in line
+    assert "there are 2 (a, b): the page is ignored. Use ENGINE_ID: http://HOST:PORT" in line
 
 
 def test_shards_are_told_to_name_their_engines() -> None:

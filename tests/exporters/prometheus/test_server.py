@@ -107,9 +107,9 @@ def test_a_token_that_changes_counts_at_once_and_a_broken_one_never(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "mode", "told"),
     [
-        ("short", 0o600, "holds no token"),
-        ("two words of a token", 0o600, "holds no token"),
-        (TOKEN, 0o644, "open to all users"),
+        ("short", 0o600, "holds no valid token"),
+        ("two words of a token", 0o600, "holds no valid token"),
+        (TOKEN, 0o644, "readable by all users"),
         (None, 0, r"cannot read token_file .*/token: No such file .* Make one: .* > .*/token\)$"),
     ],
 )

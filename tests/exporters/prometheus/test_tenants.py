@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from inferscope_prometheus.tenants import KEPT_NS, NOBODY, OTHER, RESERVED, UNUSED_AFTER, Tenants
+from inferscope_prometheus.tenants import KEPT_NS, OTHER, RESERVED, UNNAMED, UNUSED_AFTER, Tenants
 
 
 def test_a_hundred_thousand_names_leave_the_number_of_labels_as_it_is() -> None:
@@ -79,7 +79,7 @@ def test_there_are_never_more_than_are_wanted() -> None:
 
 @pytest.mark.parametrize("name", [None, ""])
 def test_who_says_no_name_is_nobody(name: str | None) -> None:
-    assert Tenants(most=1).label(name, 1) == NOBODY
+    assert Tenants(most=1).label(name, 1) == UNNAMED
 
 
 @pytest.mark.parametrize("name", RESERVED)
