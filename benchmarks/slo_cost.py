@@ -59,7 +59,7 @@ def finished(number: int, *, ttft_ms: int, num_tokens: int = 200) -> FinalReques
 def judge() -> Judge:
     """Return a judge with peers to compare with."""
     made = Judge(_OBJECTIVES, ObjectiveCounter(lambda objective, is_good: None))
-    made.know("model", started_ns=None)
+    made.set_model("model", started_ns=None)
     for number in range(200):
         made.request(finished(number, ttft_ms=100 + number % 50), f"r{number}", now_ns=1)
     return made

@@ -22,8 +22,9 @@ def tenants(
     """Return the device time by tenant; requests in flight are counted when they end.
 
     Args:
-            looks: for each engine its labels, device nanoseconds by tenant and phase, tokens by
-            tenant and kind, and dollars by tenant and phase (None without a price).
+        samples: for each engine its labels, device ns by tenant and phase, tokens by tenant and
+            kind,
+            and dollars by tenant and phase (None without a price).
     """
     yield counter(
         "inferscope_tenant_gpu_seconds",
@@ -64,8 +65,8 @@ def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Met
     """Return the device time by LoRA adapter, for engines with requests that name one.
 
     Args:
-            looks: for each engine its labels, device nanoseconds by adapter and phase, and tokens
-            by adapter and kind.
+        samples: for each engine its labels, device ns by adapter and phase, tokens by adapter and
+            kind.
     """
     told = [
         (at, device_ns, tokens)

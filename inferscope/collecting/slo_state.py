@@ -102,7 +102,7 @@ class SloTracker:
         """Set the objectives and the file; budgets of unchanged objectives are kept."""
         self._objectives, self._path = objectives, path
         for judge, _ in self._judges.values():
-            judge.promise(objectives)
+            judge.set_objectives(objectives)
         before, self._budgets = self._budgets, {}
         for (model, one), budget in before.items():
             self._restore(model, _budget_key(one), budget.entries())

@@ -66,7 +66,7 @@ class Judging:
         judge = self._judge(engine)
         now_ns = self._collector.now_ns
         if request.finish == ENGINE_LOST and _is_only_unseen(engine):
-            found = judge.let_go(request.request_id, now_ns=now_ns)
+            found = judge.forget(request.request_id, now_ns=now_ns)
         else:
             found = judge.request(request, request.request_id, now_ns=now_ns)
         if self._sink is not None:
@@ -76,7 +76,7 @@ class Judging:
         judge = self._judges.get(engine.engine_id)
         if judge is None:
             judge = self._judges[engine.engine_id] = self._judge_of(engine.engine_id)
-        judge.know(model_of(engine), started_ns=_started_ns(engine))
+        judge.set_model(model_of(engine), started_ns=_started_ns(engine))
         return judge
 
 

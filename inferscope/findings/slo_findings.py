@@ -17,7 +17,7 @@ from inferscope.findings.cause_advice import OF_OBJECTIVE, advice_for
 from inferscope.findings.finding import Finding, Number, ObjectiveMiss
 from inferscope.findings.run_summary import RunSummarizer
 from inferscope.findings.slow_steps import reason
-from inferscope.slo.judge import Judge, explaining
+from inferscope.slo.judge import Judge, explained_metric
 from inferscope.slo.objective_text import good_line, worst_causes
 from inferscope.slo.objectives import Objective, Objectives
 from inferscope.slo.tally import UNKNOWN, ObjectiveCount, ObjectiveCounter
@@ -167,7 +167,7 @@ def _beyond(one: Objective, request: FinalRequest) -> Breach | None:
     """Return by how much a request missed a threshold; None where there is none."""
     if one.threshold_ns is None:
         return None
-    limit = breach.Objective(explaining(one, request), one.threshold_ns)
+    limit = breach.Objective(explained_metric(one, request), one.threshold_ns)
     return next(iter(breaches(request, (limit,))), None)
 
 

@@ -1,4 +1,4 @@
-"""Objectives: what is good and bad, decided request by request, and what is left of the budget."""
+"""Objectives: verdicts per request, breaches with their causes, and the remaining error budget."""
 
 from inferscope.slo.objectives import Metric, Objective, Objectives, read_objectives
 

@@ -1,16 +1,17 @@
-"""One engine's requests under its model's objectives: each decided once, each breach explained.
+"""Verdicts on one engine's requests under its model's objectives, each with a cause if it is bad.
 
-    a deadline passes without a token        bad, on the first Tick half a second later
-    a request is over                        all that is not decided yet
-    it was bad                               its cause, once it is over, or ten seconds after the
-                                             deadline by what is known then
+    a deadline passes without a token        bad, at the first Tick half a second later
+    a request finishes                       every verdict not decided yet
+    a verdict is bad                         its cause, once the request finishes, or ten
+                                             seconds after the deadline, from what is known then
 
-So a hung engine yields bads, and a killed one causes that are told from a long queue. The judge's
-only clock are Ticks; fed with the same records it decides the same at the same places. What was
-decided up to `counts_from_ns` somebody else has counted: it is decided again and not told.
+So requests of a hung engine become bad, and those of a killed one have a cause distinct from a long
+queue. The judge's only clock are Ticks: the same records give the same verdicts at the same places.
+Verdicts up to `counts_from_ns` were counted by an earlier collector; they are decided again and not
+counted.
 
-The requests that came before an engine's first answer met cold kernels: they are a warm-up, counted
-apart under every latency, up to a cap.
+Requests that arrived before an engine's first response met cold kernels: they are a warm-up,
+counted separately under every latency, up to a cap.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from inferscope.slo.tally import SHED
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
 
 SETTLE_NS = 500_000_000
-"""After a deadline, for late words on what was before it: as far as a fold may stay behind."""
+"""Delay after a deadline in ns for records that are late: the maximum lag of a fold."""
 EXPLAIN_NS = 10_000_000_000
-"""After a deadline, for its cause: a killed engine is known for one after five seconds."""
+"""Delay after a deadline in ns for its cause: a killed engine is detected after 5 s."""
 WARM_UP_NS = 300_000_000_000
 MOST_WARM_UP = 20
 _MOST_PEERS = 200
@@ -39,79 +40,79 @@ _NEVER_NS = 1 << 62
 _FORGET_NS = 600_000_000_000
 ENGINE_LOST = "engine_lost"
 _OWN_CAUSES = (ENGINE_LOST, SHED)
-"""Ends that are their own cause."""
+"""Finish reasons that are causes themselves."""
 
 
 class InFlight(Protocol):
-    """A request that is not over: `collector.requests.Request` is one."""
+    """A request in flight, such as `collector.requests.Request`."""
 
     @property
     def request_id(self) -> str:
-        """Return the engine's own id."""
+        """Return the engine's own ID."""
 
     @property
     def arrived_ns(self) -> int:
-        """Return when its life begins."""
+        """Return the arrival time."""
 
     @property
     def first_edge_ns(self) -> int | None:
-        """Return when its first token came."""
+        """Return the time of its first token."""
 
     @property
     def finished_ns(self) -> int | None:
-        """Return when the engine was through with it."""
+        """Return the time at which the engine finished it."""
 
     @property
     def joined_late(self) -> bool:
-        """Tell whether part of its life was not seen."""
+        """Return whether part of it was not observed."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Return the prompt's length."""
+        """Return the prompt's length in tokens."""
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Return what the front end noted."""
+        """Return the attributes that the front end recorded."""
 
 
 class SloCounter(Protocol):
-    """Takes what is decided."""
+    """Receiver of verdicts."""
 
     def decided(self, objective: Objective, is_good: bool) -> None:
-        """Count a request under an objective."""
+        """Count a verdict under an objective."""
 
     def warmed_up(self, objective: Objective) -> None:
-        """Count a request of a warm-up, which is neither good nor bad."""
+        """Count a warm-up request, which is neither good nor bad."""
 
     def explained(self, objective: Objective, cause: str | None) -> None:
-        """Count the cause of a bad one; None where nobody can tell."""
+        """Count the cause of a bad request; None if it is unknown."""
 
 
 class PendingVerdict(msgspec.Struct):
-    """A request in flight of which something is decided."""
+    """Verdicts decided so far of a request in flight."""
 
     decided: set[str]
-    """Objectives that it has missed, by name."""
+    """Names of the objectives that it has missed."""
     unexplained: set[str]
-    """Of these, the ones without a cause so far."""
+    """Names of the missed objectives without a cause so far."""
     explain_ns: int
     is_warm_up: bool = False
 
 
 class Judge:
-    """Decides.
+    """Judge of one engine's requests.
 
     Attributes:
-        counts_from_ns: what is decided up to then is not told.
-        in_hand: requests in flight of which something is decided, by id.
-        model: whose requests they are, by its served name.
-        now_ns: the newest time judged.
+        counts_from_ns: verdicts up to this time are not counted.
+        in_hand: requests in flight with a verdict, by ID.
+        model: served name of the engine's model.
+        now_ns: time of the last Tick.
     """
 
     def __init__(
         self, objectives: Objectives, tally: SloCounter, *, counts_from_ns: int = 0
     ) -> None:
-        """Take the objectives of all models, and who counts."""
+        """Keep the objectives of all models and the receiver of verdicts."""
         self._all = objectives
         self._tally = tally
         self.counts_from_ns = counts_from_ns
@@ -127,12 +128,12 @@ class Judge:
         self._num_warm_up = 0
         self._peers = Peers(most=_MOST_PEERS)
 
-    def know(self, model: str, *, started_ns: int | None) -> None:
-        """Learn whose requests they are.
+    def set_model(self, model: str, *, started_ns: int | None) -> None:
+        """Set the engine's model.
 
         Args:
-            model: by its served name.
-            started_ns: when the engine was started; None where that was not seen.
+            model: served name.
+            started_ns: start time of the engine; None if it was not observed.
         """
         if model != self.model or not self._is_known:
             self.model, self._is_known = model, True
@@ -150,8 +151,8 @@ class Judge:
         if started_ns != self._started_ns:
             self._started_ns, self._answered_ns, self._num_warm_up = started_ns, None, 0
 
-    def promise(self, objectives: Objectives) -> None:
-        """Judge by other objectives from now on; what is decided stays as it is."""
+    def set_objectives(self, objectives: Objectives) -> None:
+        """Replace the objectives from now on; verdicts stay as they are."""
         self._all, self._is_known = objectives, False
 
     # --- deadlines ------------------------------------------------------------------------------
@@ -164,14 +165,14 @@ class Judge:
         is_spoken_of: Callable[[InFlight, int], bool],
         ledger_ns: Callable[[InFlight], dict[str, int]],
     ) -> None:
-        """Decide on deadlines that have passed, and explain what has waited for long.
+        """Judge requests whose deadlines have passed, and explain verdicts that are due.
 
         Args:
-            now_ns: the Tick's time.
-            in_flight: requests that are not over, by id.
-            is_spoken_of: whether a token or the end of a request, up to a time, is told already
-                and not yet folded.
-            ledger_ns: the causes of a request's life so far.
+            now_ns: time of the Tick.
+            in_flight: requests in flight by ID.
+            is_spoken_of: returns whether a record of a token or end up to a time is read but not
+                folded.
+            ledger_ns: returns the causes of a request so far.
         """
         self.now_ns = now_ns
         if self._deadlines:
@@ -182,7 +183,7 @@ class Judge:
                 if arrived_ns >= latest_ns or request.joined_late:
                     continue
                 if arrived_ns >= answering_ns and request.first_edge_ns is not None:
-                    continue  # as nearly all of them: only the deadline of its end is to come
+                    continue  # the common case: only the deadline of its end remains
                 self._pass_deadlines(request, now_ns - SETTLE_NS, is_spoken_of)
         for request_id, hand in list(self.in_hand.items()):
             if hand.explain_ns > now_ns:
@@ -193,7 +194,7 @@ class Judge:
                 self._explain(so_far, hand.unexplained, hand.is_warm_up)
                 hand.unexplained = set()
             elif found is None and now_ns - hand.explain_ns > _FORGET_NS:
-                self.let_go(request_id, now_ns=now_ns)  # its end was not seen
+                self.forget(request_id, now_ns=now_ns)  # its end was not observed
 
     def _pass_deadlines(
         self, request: InFlight, now_ns: int, is_spoken_of: Callable[[InFlight, int], bool]
@@ -213,7 +214,7 @@ class Judge:
             if is_spoken_of(request, deadline_ns):
                 continue
             if hand is None:
-                is_warm_up = self._is_warm_up(request.arrived_ns)
+                is_warm_up = self._count_warm_up(request.arrived_ns)
                 hand = PendingVerdict(set(), set(), self.now_ns + EXPLAIN_NS, is_warm_up)
                 self.in_hand[request.request_id] = hand
             for missed in (one, *(each for each in self._objectives if each.metric == "goodput")):
@@ -225,19 +226,19 @@ class Judge:
     # --- ends -----------------------------------------------------------------------------------
 
     def request(self, request: Explained, request_id: str, *, now_ns: int) -> Judged:
-        """Decide what is not decided yet of a request that is over; return all of it.
+        """Decide the remaining verdicts of a finished request; return all of them.
 
         Args:
-            request: what it was.
-            request_id: the engine's own id.
-            now_ns: when the fold knew that.
+            request: the finished request.
+            request_id: the engine's own ID.
+            now_ns: time at which the fold finalized it.
         """
         self.now_ns = max(self.now_ns, now_ns)
         hand = self.in_hand.pop(request_id, None)
         decided = frozenset[str]() if hand is None else frozenset(hand.decided)
-        kept = remembered(request)  # which knows the longest of its gaps: to look for it takes long
+        kept = remembered(request)  # caches the longest gap, which is expensive to find
         results = judged(kept, self._objectives) | dict.fromkeys(decided, False)
-        is_warm_up = self._is_warm_up(request.arrived_ns) if hand is None else hand.is_warm_up
+        is_warm_up = self._count_warm_up(request.arrived_ns) if hand is None else hand.is_warm_up
         for one in self._objectives:
             if one.name in results and one.name not in decided:
                 self._count(one, results[one.name], is_warm_up and _is_latency(one, request))
@@ -253,21 +254,22 @@ class Judge:
                 self._peers.append(kept)
         return Judged(results, cause)
 
-    def let_go(self, request_id: str, *, now_ns: int) -> Judged:
-        """Forget a request whose end nobody saw; what is decided of it stays."""
+    def forget(self, request_id: str, *, now_ns: int) -> Judged:
+        """Drop a request whose end was not observed; its verdicts stay."""
         self.now_ns = max(self.now_ns, now_ns)
         hand = self.in_hand.pop(request_id, None)
         if hand is None:
             return Judged({})
         for one in self._objectives:
-            if one.name in hand.unexplained and not hand.is_warm_up and self._is_told():
+            if one.name in hand.unexplained and not hand.is_warm_up and self._counts_here():
                 self._tally.explained(one, None)
         return Judged(dict.fromkeys(hand.decided, False))
 
-    # --- telling --------------------------------------------------------------------------------
+    # --- counting
+    # ----------------------------------------------------------------------------------
 
     def _count(self, one: Objective, is_good: bool, is_warm_up: bool) -> None:
-        if not self._is_told():
+        if not self._counts_here():
             return
         if is_warm_up:
             self._tally.warmed_up(one)
@@ -275,9 +277,9 @@ class Judge:
             self._tally.decided(one, is_good)
 
     def _explain(self, request: Explained, names: set[str], is_warm_up: bool) -> str | None:
-        """Tell the causes of what a request missed; return that of the worst."""
+        """Count the causes of a request's misses; return that of the worst."""
         limits = {
-            one.name: breach.Objective(explaining(one, request), one.threshold_ns)
+            one.name: breach.Objective(explained_metric(one, request), one.threshold_ns)
             for one in self._objectives
             if one.threshold_ns is not None
         }
@@ -286,7 +288,7 @@ class Judge:
         worst = max(missed, key=_excess, default=None)
         own_cause = request.finish if request.finish in _OWN_CAUSES else None
         cause = own_cause or (None if worst is None else worst.top)
-        if self._is_told():
+        if self._counts_here():
             for one in self._objectives:
                 if one.name not in names or (is_warm_up and _is_latency(one, request)):
                     continue
@@ -297,12 +299,12 @@ class Judge:
                 self._tally.explained(one, told)
         return cause
 
-    def _is_told(self) -> bool:
-        """Tell whether what is decided now is not somebody else's."""
+    def _counts_here(self) -> bool:
+        """Return whether verdicts are counted now, not by an earlier collector."""
         return self.now_ns > self.counts_from_ns
 
-    def _is_warm_up(self, arrived_ns: int) -> bool:
-        """Tell whether a request belongs to the engine's warm-up, and count it if it does."""
+    def _count_warm_up(self, arrived_ns: int) -> bool:
+        """Return whether a request belongs to the engine's warm-up; count it if it does."""
         started_ns, answered_ns = self._started_ns, self._answered_ns
         if started_ns is None or arrived_ns - started_ns > WARM_UP_NS:
             return False
@@ -312,13 +314,13 @@ class Judge:
         return self._num_warm_up <= MOST_WARM_UP
 
     def _usual_finish(self) -> str:
-        """Return how requests end here: what is not over is compared with those."""
+        """Return the usual finish reason here, to compare requests in flight with."""
         newest = self._peers.newest()
         return "stop" if newest is None else newest.finish
 
 
 class _PartialRequest:
-    """A request in flight as if it were over now."""
+    """A request in flight, viewed as if it finished now."""
 
     token_times_ns = ()
     output_tokens = 0
@@ -345,12 +347,12 @@ def _is_in_one_piece(request: InFlight) -> bool:
 
 
 def _is_latency(one: Objective, request: Explained) -> bool:
-    """Tell whether a result is about time; a failure is none of a warm-up's."""
+    """Return whether a result concerns latency; failures are never a warm-up's."""
     return one.metric in LATENCIES or (one.metric == "goodput" and request.finish not in FAILURES)
 
 
-def explaining(one: Objective, request: Explained) -> Metric:
-    """Return the stretch of a life that explains a metric; of one without an end, all of it."""
+def explained_metric(one: Objective, request: Explained) -> Metric:
+    """Return the metric whose interval explains an objective; without an end, the whole request."""
     assert one.metric != "availability"
     assert one.metric != "goodput"
     return "delivered" if one.metric == "e2e" and request.last_token_ns is None else one.metric

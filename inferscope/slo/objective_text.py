@@ -1,4 +1,4 @@
-"""Objectives in words: what is counted as good, how much of it is promised, what that allows."""
+"""Text of objectives: good requests, target share, and the allowed number of bad ones."""
 
 from __future__ import annotations
 
@@ -34,35 +34,37 @@ def objectives_summary(objectives: Objectives) -> str:
 
 
 def outcome_line(count: ObjectiveCount) -> str:
-    """Say how requests fared under an objective, and what the bad ones missed it for."""
+    """Return the result of an objective with the causes of its bad requests."""
     num = count.num_good + count.num_bad
     line = f"{count.objective.name}: "
-    line += f"{count.num_good / num:.2%} of {num} good" if num else "nothing to judge"
+    line += f"{count.num_good / num:.2%} of {num} good" if num else "no requests to judge"
     if count.num_bad:
         line += f", {count.num_bad} bad ("
         line += ", ".join(f"{cause} {times}" for cause, times in worst_causes(count)) + ")"
-    return line + (f", {count.num_warm_up} of the warm-up apart" if count.num_warm_up else "")
+    return line + (
+        f", {count.num_warm_up} warm-up requests not counted" if count.num_warm_up else ""
+    )
 
 
 def good_line(one: Objective) -> str:
-    """Say what an objective counts as good."""
+    """Return what an objective counts as good."""
     limit = "" if one.threshold_ns is None else _span(one.threshold_ns)
     return _GOOD[one.metric].format(limit=limit)
 
 
 def worst_causes(count: ObjectiveCount) -> list[tuple[str, int]]:
-    """Return the causes of the bad ones with their numbers, the most frequent first."""
+    """Return the causes of bad requests with their numbers, the most frequent first."""
     there = [(cause, num) for cause, num in count.causes.items() if num]
     return sorted(there, key=lambda item: (-item[1], item[0]))
 
 
 def _line(one: Objective, objectives: Objectives) -> str:
-    whose = "all models" if one.model is None else one.model
+    models = "all models" if one.model is None else one.model
     excepted = objectives.excepted(one)
     if excepted:
-        whose += f" but {', '.join(excepted)}"
+        models += f" but {', '.join(excepted)}"
     return (
-        f"{one.name}, {whose}: {good_line(one)}, "
+        f"{one.name}, {models}: {good_line(one)}, "
         f"{one.objective * 100:g} % of requests over {_span(one.window_ns)}; "
         f"1 of {1 / one.budget:.4g} may be bad"
     )

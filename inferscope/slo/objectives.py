@@ -1,4 +1,4 @@
-"""What is promised: a small YAML file of objectives, for one model each or for all.
+"""Objectives file: a small YAML list of objectives, each for one model or for all.
 
     slos:
       - metric: ttft
@@ -15,10 +15,10 @@
         objective: 99.9%
         window: 30d
 
-The name is the metric's unless one is given. An objective with a model takes the place of the one
-of that name for all models. `ttft`, `tbt` (every gap between tokens), `tpot` (their mean) and `e2e`
-(up to the last token) have a threshold. `availability` and `goodput` have none: a request is
-available unless the server failed it, and good if it is that and meets all thresholds of its model.
+The name defaults to the metric's. An objective with a model replaces the one of that name for all
+models. `ttft`, `tbt` (every gap between tokens), `tpot` (their mean) and `e2e` (up to the last
+token) have a threshold. `availability` and `goodput` have none: a request is available unless the
+server failed it, and good if it is available and meets all thresholds of its model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 LATENCIES: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e")
 """Metrics that have a threshold."""
 MOST = 100
-"""Objectives in a file: each is some time series per model and cause."""
+"""Maximum number of objectives in a file: each is several time series per model and cause."""
 _KEYS = ("name", "metric", "threshold", "objective", "window", "model")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}")
 _LEAST_WINDOW_NS = 60 * 10**9
@@ -62,7 +62,7 @@ class Objective:
     """Served name of the model; None for all models without an own objective of this name."""
 
     def __hash__(self) -> int:
-        """Return a number by the name alone: of all fields it takes longer than to decide."""
+        """Return a hash of the name alone: hashing all fields takes longer than a verdict."""
         return hash(self.name)
 
     @property
@@ -73,16 +73,16 @@ class Objective:
 
 @dataclass(frozen=True)
 class Objectives:
-    """All promises, in the order of the file.
+    """All objectives, in file order.
 
     Attributes:
-        all: of all models; a name and a model occur once together.
+        all: objectives of all models; (name, model) is unique.
     """
 
     all: tuple[Objective, ...] = ()
 
     def of_model(self, model: str) -> tuple[Objective, ...]:
-        """Return those in force for a model: its own, and of the others those for all models."""
+        """Return the objectives in force for a model: its own, and the others for all models."""
         own = {each.name for each in self.all if each.model == model}
         return tuple(
             each
@@ -91,7 +91,7 @@ class Objectives:
         )
 
     def excepted(self, objective: Objective) -> tuple[str, ...]:
-        """Return the models for which an objective for all is not in force, as they have theirs."""
+        """Return the models that replace an objective for all models by their own."""
         if objective.model is not None:
             return ()
         models = {one.model for one in self.all if one.name == objective.name}
@@ -102,8 +102,7 @@ def read_objectives(path: Path) -> Objectives:
     """Read a file of objectives.
 
     Raises:
-        BadInput: it cannot be read, or something in it cannot be used: file, line, and what
-            belongs there.
+        BadInput: it cannot be read or is invalid: file, line and expected content.
     """
     document = read_document(path)
     document.only(("slos",))
@@ -139,12 +138,12 @@ def _objective(section: Section) -> Objective:
     threshold_ns = section.duration_ns("threshold")
     if metric in LATENCIES:
         if threshold_ns is None or threshold_ns > _LONGEST_THRESHOLD_NS:
-            raise section.wrong("threshold", "a time of a day at most, such as 500ms")
+            raise section.wrong("threshold", "a time up to 1d, such as 500ms")
     elif threshold_ns is not None:
         raise section.wrong("threshold", f"none: {metric} has none of its own")
     objective = section.share("objective")
     if objective is None:
-        raise section.wrong("objective", "the share that is to be good, such as 99%")
+        raise section.wrong("objective", "the target share of good requests, such as 99%")
     window_ns = section.duration_ns("window")
     if window_ns is None or not _LEAST_WINDOW_NS <= window_ns <= _LONGEST_WINDOW_NS:
         raise section.wrong("window", "a time from 1m to 366d, such as 30d")
@@ -162,13 +161,13 @@ _METRIC: dict[str, Metric] = {metric: metric for metric in METRICS}
 
 
 def _check_pair(section: Section, one: Objective, other: Objective) -> None:
-    """Refuse a name that stands for two things."""
+    """Reject a name that denotes two objectives."""
     if one.name != other.name:
         return
     if one.model == other.model:
-        whose = "all models" if one.model is None else one.model
+        models = "all models" if one.model is None else one.model
         raise BadInput(
-            f"{section.where}: {one.name} is there twice for {whose}. Give one of them a name."
+            f"{section.where}: {one.name} occurs twice for {models}. Give one of them another name."
         )
     if one.metric != other.metric:
         raise BadInput(
@@ -178,15 +177,15 @@ def _check_pair(section: Section, one: Objective, other: Objective) -> None:
 
 
 def _check_goodput(section: Section, one: Objective, objectives: Objectives) -> None:
-    """Refuse a goodput that would be nothing but availability."""
+    """Reject a goodput objective that would equal availability."""
     in_force = (
         [each for each in objectives.all if each.model is None]
         if one.model is None
         else objectives.of_model(one.model)
     )
     if not any(each.metric in LATENCIES for each in in_force):
-        whose = "there is none" if one.model is None else f"{one.model} has none"
+        models = "there is none" if one.model is None else f"{one.model} has none"
         raise BadInput(
-            f"{section.where}: goodput needs a threshold to meet, and {whose}. "
+            f"{section.where}: goodput needs a threshold to meet, and {models}. "
             f"Give one of: {', '.join(LATENCIES)}."
         )

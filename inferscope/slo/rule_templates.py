@@ -1,24 +1,24 @@
-"""What stands in a rule besides its expression: spans of time, links, and texts that ask back."""
+"""Parts of rules besides their expressions: durations, links and templates with queries."""
 
 from __future__ import annotations
 
 from typing import Any
 
 Rule = dict[str, Any]
-"""One rule, as it stands in Prometheus' file."""
+"""One rule as in Prometheus' file."""
 
 FIVE_MINUTES_S, HOUR_S, DAY_S = 300.0, 3600.0, 86400.0
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
 
 class TimeScale:
-    """Spans as Prometheus writes them, divided by a factor."""
+    """Durations in Prometheus' notation, divided by a factor."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
 
     def span(self, span_s: float) -> str:
-        """Return a span of time, as 5m, 90s or 83ms."""
+        """Return a duration, such as 5m, 90s or 83ms."""
         span_ms = max(1, round(self.seconds(span_s) * 1000))
         for unit, unit_ms in _UNITS_MS.items():
             if span_ms % unit_ms == 0:
@@ -26,7 +26,7 @@ class TimeScale:
         return f"{span_ms}ms"
 
     def seconds(self, span_s: float) -> float:
-        """Return it as seconds."""
+        """Return a duration in seconds."""
         return span_s / self._scale
 
 
@@ -36,19 +36,19 @@ def of_model(vector: str) -> str:
 
 
 class Annotations:
-    """Annotations: links, and texts whose queries are asked when the alert fires, and on."""
+    """Annotations of alerts: links, and templates whose queries run when the alert fires."""
 
     def __init__(
         self, *, runbooks: str, dashboards: str | None, time: TimeScale, scrape_s: float
     ) -> None:
-        """Take where runbooks and dashboards are, and the clock of the rules."""
+        """Keep the addresses of runbooks and dashboards, and the time scale of the rules."""
         self._runbooks = runbooks.rstrip("/")
         self._dashboards = None if dashboards is None else dashboards.rstrip("/")
         self.time = time
         self.scrape_s = scrape_s
 
     def links(self, runbook: str, dashboard: str) -> dict[str, str]:
-        """Return where to read on: a runbook by its page, a dashboard by its unique id."""
+        """Return links to a runbook, by its page, and a dashboard, by its UID."""
         links = {"runbook_url": f"{self._runbooks}/{runbook}.md"}
         if self._dashboards is not None:
             links["dashboard_url"] = (
@@ -58,16 +58,16 @@ class Annotations:
 
 
 def query_template(query: str, *names: str, shows: str, otherwise: str) -> str:
-    """Return a template that shows the first answer to a query.
+    """Return a template that shows the first result of a query.
 
     Args:
         query: with %q for each name.
         names: labels of the alert.
-        shows: a template over the sample found.
-        otherwise: what is shown where there is none.
+        shows: template for the sample found.
+        otherwise: text without a result.
     """
     of = "".join(f" $labels.{name}" for name in names)
-    # The query stands in a raw string of the template's language: it may hold any quotes.
+    # The query is in a raw string of the template language: it may hold any quotes.
     found = (
         f"{{{{ with printf `{query}`{of} | query }}}}{{{{ with . | first }}}}{shows}{{{{ end }}}}"
     )

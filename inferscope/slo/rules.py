@@ -1,11 +1,11 @@
-"""Objectives as Prometheus' rules: what is recorded, and who is told when a budget burns.
+"""Prometheus rules of objectives: recording rules, and alerts on burn rates.
 
     raw counters ──► rate5m by engine ──► by model ──► numbers and shares over 5m … 3d ──► alerts
 
-Everything beyond five minutes is a sum over the recorded rates: a query over three days of raw
-counters of a fleet would be refused. Alerts carry the labels model, slo and severity and no other:
-a label that changes makes another alert, and a page whose cause changed would begin anew. What
-changes stands in annotations.
+Windows beyond five minutes are sums over the recorded rates: Prometheus would reject a query over
+three days of a fleet's raw counters. Alerts carry only the labels model, slo and severity: a label
+that changes makes another alert, and a page whose cause changed would start anew. Changing values
+are in annotations.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from inferscope.slo.rules_burn import Burn, alerts, burns, recordings
 from inferscope.slo.rules_health import health_alerts, health_recordings, stall_alerts
 
 FAST_INTERVAL_S = 30.0
-"""Between evaluations; recorded rates are summed up with it."""
+"""Seconds between evaluations; recorded rates are summed with it."""
 SLOW_INTERVAL_S = 120.0
-"""Of what looks back for a day and more; below five minutes, so that no graph has gaps."""
+"""Evaluation interval in seconds of long windows; below five minutes, so graphs have no gaps."""
 STALL_INTERVAL_S = 10.0
-"""Of what says that an engine does not go on: nothing fails meanwhile, and clients wait."""
+"""Evaluation interval of stall alerts: no request fails meanwhile, and clients wait."""
 _FEWEST_SCRAPES = 4
-"""In the shortest window: one may be missed, and a rate needs two."""
+"""Minimum scrapes in the shortest window: one may be missed, and a rate needs two."""
 
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """What can be chosen.
+    """Options of the rules.
 
     Attributes:
-        floor: bad requests in its long window that every rule of a budget needs.
-        page_rate_s: requests per second below which a budget is nobody's night: a ticket.
-        scrape_s: between two scrapes.
-        runbooks: where the pages of docs/runbooks are, without a slash at the end.
+        floor: minimum number of bad requests in the long window.
+        page_rate_s: requests per second below which an alert is a ticket instead of a page.
+        scrape_s: scrape interval.
+        runbooks: URL of docs/runbooks, without a trailing slash.
         dashboards: Grafana's address; None for none.
-        scale: by which all windows are divided, for tests and demonstrations.
+        scale: divisor of all windows, for tests and demonstrations.
     """
 
     floor: int = 10
@@ -52,22 +52,22 @@ class RuleOptions:
 
 
 def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
-    """Return the content of a file of rules.
+    """Return the content of a rule file.
 
     Raises:
-        BadInput: an objective is so loose that an alert could never fire, or lasts for less than
-            the shortest window; or the windows are too short for the scrapes.
+        BadInput: an objective is so loose that an alert could never fire, or shorter than the
+            shortest window; or the windows are too short for the scrape interval.
     """
     time = TimeScale(options.scale)
     shortest_s = FIVE_MINUTES_S / options.scale
     if shortest_s < _FEWEST_SCRAPES * options.scrape_s:
         raise BadInput(
-            f"the shortest window is {shortest_s:g} s, and a scrape comes every "
-            f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} have to fit. Scrape every "
+            f"the shortest window is {shortest_s:g} s and the scrape interval "
+            f"{options.scrape_s:g} s: {_FEWEST_SCRAPES} scrapes must fit. Scrape every "
             f"{shortest_s / _FEWEST_SCRAPES:g} s or more often, and give that as --scrape"
             + (", or a lower --scale." if options.scale > 1 else ".")
         )
-    words = Annotations(
+    annotations = Annotations(
         runbooks=options.runbooks,
         dashboards=options.dashboards,
         time=time,
@@ -78,15 +78,15 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
         "inferscope-budgets": (FAST_INTERVAL_S, []),
         "inferscope-budgets-long": (SLOW_INTERVAL_S, []),
         "inferscope-health": (FAST_INTERVAL_S, []),
-        "inferscope-stalls": (STALL_INTERVAL_S, list(stall_alerts(words))),
+        "inferscope-stalls": (STALL_INTERVAL_S, list(stall_alerts(annotations))),
     }
     fast, slow, health, _ = (rules for _, rules in groups.values())
     fast += recordings(time, interval_s=FAST_INTERVAL_S, is_long=False)
     slow += recordings(time, interval_s=FAST_INTERVAL_S, is_long=True)
     health += health_recordings(time)
-    for alert in alerts(found, words):
+    for alert in alerts(found, annotations):
         (fast if alert["labels"]["severity"] == "page" else slow).append(alert)
-    health += health_alerts(words, floor=options.floor)
+    health += health_alerts(annotations, floor=options.floor)
     return {
         "groups": [
             {"name": name, "interval": time.span(interval_s), "rules": rules}
@@ -96,7 +96,7 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
 
 
 def check_rules(objectives: Objectives) -> None:
-    """Refuse objectives that no rules can be made of.
+    """Reject objectives that have no valid rules.
 
     Raises:
         BadInput: an alert could never fire, or a window is shorter than the shortest rule's.
@@ -105,7 +105,7 @@ def check_rules(objectives: Objectives) -> None:
 
 
 def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
-    """Say in a line for each rule of a budget when it fires.
+    """Return a line for each budget rule: when it fires.
 
     Raises:
         BadInput: as `rule_file`.
@@ -122,7 +122,7 @@ def burn_lines(objectives: Objectives, options: RuleOptions) -> Iterator[str]:
 
 
 def _row(burn: Burn, time: TimeScale) -> tuple[str, ...]:
-    whose = burn.objective.model or "all models"
+    models = burn.objective.model or "all models"
     over = time.span(burn.long_s)
     if burn.short_s is not None:
         over += f" and {time.span(burn.short_s)}"
@@ -136,7 +136,7 @@ def _row(burn: Burn, time: TimeScale) -> tuple[str, ...]:
     if after_s >= 6000:
         after = f"{after_s / 3600:.1f} h"
     return (
-        f"{burn.objective.name} ({whose})",
+        f"{burn.objective.name} ({models})",
         burn.severity,
         f"{burn.factor:g}x",
         over,

@@ -1,9 +1,9 @@
-"""Rules of budgets: how fast one burns, over a long window and, to end when it ends, a short one.
+"""Burn-rate rules: a long window shows how much budget burned, a short one that it still burns.
 
 The pairs of windows and factors are those of the SRE Workbook (chapter 5, "Multiwindow,
-Multi-Burn-Rate Alerts"). A share alone cannot tell one bad request of three in a quiet night from
-an outage, so each rule needs a number of bad requests as well; and where so little comes that the
-short window is mostly empty, the long one decides alone.
+Multi-Burn-Rate Alerts"). A share alone cannot tell one bad request of three at night from an
+outage, so each rule also needs a number of bad requests. If requests are so rare that the short
+window is mostly empty, the long one decides alone.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ PAIRS: tuple[tuple[Severity, float, float, float], ...] = (
     ("ticket", 3.0, DAY_S, 2 * HOUR_S),
     ("ticket", 1.0, 3 * DAY_S, 6 * HOUR_S),
 )
-"""Severity, burn rate, long and short window."""
+"""Severity, burn rate, long and short window in seconds."""
 _LONG_S = (2 * HOUR_S, DAY_S, 3 * DAY_S)
-"""Windows that are summed up less often."""
+"""Windows in seconds that are evaluated less often."""
 _TRICKLE_S = 6 * HOUR_S
-"""With fewer requests in this than a rule needs bad ones, the short windows say nothing."""
+"""Window in seconds that must hold fewer requests than a rule's floor for a trickle."""
 _TRICKLE_FOR_S = HOUR_S
-"""The end of an outage leaves the window above within minutes, and is bad and few meanwhile."""
+"""Seconds for which a trickle must last.
+
+The end of an outage leaves the window above within minutes, with few and bad requests meanwhile.
+"""
 _LEAST_BAD = 0.5
-"""Rates over five minutes extrapolate: one bad request is summed up to somewhat more or less."""
+"""Minimum sum that counts as a bad request: rates over five minutes extrapolate."""
 EXPLAINED_S = 10.0
-"""After a deadline, at the latest, a bad request has a cause (`inferscope.slo.judge`)."""
+"""Maximum seconds after a deadline until a bad request has a cause (`inferscope.slo.judge`)."""
 _SCRAPES = 3
-"""Until Prometheus has seen it grow: an alert that fires at once could not say why."""
+"""Scrapes until Prometheus has seen it grow: an alert that fires at once has no cause yet."""
 
 _REQUESTS = "inferscope_slo_requests"
 _BREACHES = "inferscope_slo_breaches"
@@ -62,14 +65,14 @@ class Burn:
     """One rule of one objective.
 
     Attributes:
-        objective: whose budget it is.
-        except_models: that have an objective of this name of their own.
+        objective: objective of the budget.
+        except_models: models with their own objective of this name.
         severity: page or ticket.
-        factor: how many times faster than allowed the budget burns.
-        long_s: the window that shows how much has burnt.
-        short_s: the window that shows that it still burns; None for a trickle.
-        floor: bad requests in the long window that it needs.
-        least_rate_s: requests per second in the short window that it needs.
+        factor: burn rate, as a multiple of the allowed one.
+        long_s: window that shows how much burned.
+        short_s: window that shows that it still burns; None for a trickle.
+        floor: minimum number of bad requests in the long window.
+        least_rate_s: minimum requests per second in the short window.
     """
 
     objective: Objective
@@ -83,7 +86,7 @@ class Burn:
 
     @property
     def bad_share(self) -> float:
-        """Return the share of bad requests above which it fires."""
+        """Return the share of bad requests above which the rule fires."""
         return self.factor * self.objective.budget
 
 
@@ -96,7 +99,7 @@ def burns(objectives: Objectives, *, floor: int, page_rate_s: float) -> tuple[Bu
     found: list[Burn] = []
     for objective in objectives.all:
         excepted = objectives.excepted(objective)
-        # Beyond its window an objective promises nothing.
+        # An objective does not apply beyond its window.
         window_s = objective.window_ns / 1e9
         pairs = [pair for pair in PAIRS if pair[2] <= window_s]
         if not pairs:
@@ -117,10 +120,10 @@ def _check_possible(objective: Objective, factor: float) -> None:
     bad_share = factor * objective.budget
     if bad_share >= 1.0 - 1e-9:
         raise BadInput(
-            f"{_of(objective)} promises {objective.objective:.6g}, so {objective.budget:.4g} may "
-            f"be bad; the rule that looks for {factor:g} times that would need {bad_share:.4g} of "
-            "the requests to be bad, and there are no more than 1: it could never fire. Give an "
-            f"objective above {1 - 1 / factor:.4f}, and a threshold that is met so often."
+            f"{_of(objective)} has the target {objective.objective:.6g}, so {objective.budget:.4g} "
+            f"may be bad; the rule for {factor:g} times that would need {bad_share:.4g} of "
+            "the requests to be bad, more than 1: it could never fire. Give an "
+            f"objective above {1 - 1 / factor:.4f} and a threshold to match."
         )
 
 
@@ -128,11 +131,11 @@ def _of(objective: Objective) -> str:
     return objective.name if objective.model is None else f"{objective.name} of {objective.model}"
 
 
-# --- what is recorded -----------------------------------------------------------------------------
+# --- recording rules ---------------------------------------------------------------------------
 
 
 def rate_name(level: str, time: TimeScale) -> str:
-    """Return the name of the recorded rates of requests."""
+    """Return the name of the recorded request rates."""
     return f"{level}:{_REQUESTS}:rate{time.span(FIVE_MINUTES_S)}"
 
 
@@ -149,12 +152,12 @@ def _cause_name(window: str) -> str:
 
 
 def recordings(time: TimeScale, *, interval_s: float, is_long: bool) -> Iterator[Rule]:
-    """Return what is recorded of all objectives alike.
+    """Return the recording rules common to all objectives.
 
     Args:
-        time: scales windows.
-        interval_s: at which the rates are recorded.
-        is_long: whether of the long windows, or the others and the rates that all are made of.
+        time: scale of the windows.
+        interval_s: evaluation interval of the rates.
+        is_long: whether to return the long windows, or the others and the rates below them.
     """
     if not is_long:
         yield from _rates(time)
@@ -169,8 +172,8 @@ def recordings(time: TimeScale, *, interval_s: float, is_long: bool) -> Iterator
             levels.append("engine_slo")
         for level in levels:
             num, rate = _num_name(level, window), rate_name(level, time)
-            # Rates over five minutes, one per interval: their sum counts what was there of them,
-            # where an average would take it for the whole window.
+            # Rates over five minutes, one per interval: their sum counts only those present, where
+            # an average would stand for the whole window.
             summed = f"sum_over_time({rate}[{window}]) * {each_s}"
             if span_s == FIVE_MINUTES_S:
                 summed = f"{rate} * {time.seconds(span_s):g}"
@@ -201,14 +204,14 @@ def _rates(time: TimeScale) -> Iterator[Rule]:
 
 
 def _summed(counter: str, window: str, by: tuple[str, ...]) -> str:
-    """Return the rate of a counter by labels, of which `model` is `model_name`."""
+    """Return the rate of a counter by labels, with `model_name` as `model`."""
     return f"sum by ({', '.join(by)}) (\n  {of_model(f'rate({counter}_total[{window}])')}\n)"
 
 
 # --- alerts ---------------------------------------------------------------------------------------
 
 
-def alerts(found: Iterable[Burn], words: Annotations) -> Iterator[Rule]:
+def alerts(found: Iterable[Burn], annotations: Annotations) -> Iterator[Rule]:
     """Return the alerts of all objectives."""
     by_objective: dict[Objective, list[Burn]] = {}
     for burn in found:
@@ -220,34 +223,37 @@ def alerts(found: Iterable[Burn], words: Annotations) -> Iterator[Rule]:
         ):
             both = [b for b in of_one if b.severity == severity and b.short_s is not None]
             if both:
-                # One alert: a budget that goes on burning by the other pair is no news.
-                yield _alert(name, both, _either(both, words.time), words, runbook=page)
+                # One alert: the same budget burning by the other pair is not a new event.
+                yield _alert(name, both, _either(both, annotations.time), annotations, runbook=page)
         (trickle,) = (burn for burn in of_one if burn.short_s is None)
-        expression = _trickling(trickle, words.time)
-        yield _alert(TRICKLE, [trickle], expression, words, runbook="budget-trickles")
+        expression = _trickling(trickle, annotations.time)
+        yield _alert(TRICKLE, [trickle], expression, annotations, runbook="budget-trickles")
         first = of_one[0]
         single = Burn(
             first.objective, first.except_models, "ticket", first.factor, first.long_s,
             first.short_s, first.floor,
         )  # fmt: skip
-        expression = _on_one_engine(single, words.time)
-        yield _alert(INSTANCE, [single], expression, words, runbook="instance-burns")
+        expression = _on_one_engine(single, annotations.time)
+        yield _alert(INSTANCE, [single], expression, annotations, runbook="instance-burns")
 
 
-def _alert(name: str, of: list[Burn], expression: str, words: Annotations, *, runbook: str) -> Rule:
+def _alert(
+    name: str, of: list[Burn], expression: str, annotations: Annotations, *, runbook: str
+) -> Rule:
     first = of[0]
-    # Those of the series, stated as well: promtool takes rules of like labels for doubles.
+    # The labels of the series, stated again: promtool rejects rules with equal labels as
+    # duplicates.
     labels = {"severity": first.severity, "slo": first.objective.name}
     if first.objective.model is not None:
         labels["model"] = first.objective.model
-    patience = TimeScale(1.0).span(EXPLAINED_S + _SCRAPES * words.scrape_s)
+    patience = TimeScale(1.0).span(EXPLAINED_S + _SCRAPES * annotations.scrape_s)
     return {
         "alert": name,
         "expr": expression,
-        "for": words.time.span(_TRICKLE_FOR_S) if name == TRICKLE else patience,
-        "keep_firing_for": words.time.span(FIVE_MINUTES_S),
+        "for": annotations.time.span(_TRICKLE_FOR_S) if name == TRICKLE else patience,
+        "keep_firing_for": annotations.time.span(FIVE_MINUTES_S),
         "labels": labels,
-        "annotations": _annotations(name, of, words, runbook),
+        "annotations": _annotations(name, of, annotations, runbook),
     }
 
 
@@ -280,7 +286,7 @@ def _trickling(burn: Burn, time: TimeScale) -> str:
             f"{_share_name('model_slo', long)}{of} > {burn.bad_share:.6g}",
             f"sum by (model, slo) ({_num_name('model_slo', long)}{bad}) >= {burn.floor}",
             f"sum by (model, slo) ({_num_name('model_slo', few)}{of}) < {burn.floor}",
-            # Without it the rest of an outage that is over fires for days, once traffic stops.
+            # Without it, the rest of a finished outage fires for days once traffic stops.
             f"sum by (model, slo) ({_num_name('model_slo', few)}{bad}) >= {_LEAST_BAD}",
         )
     )
@@ -288,7 +294,7 @@ def _trickling(burn: Burn, time: TimeScale) -> str:
 
 def _on_one_engine(burn: Burn, time: TimeScale) -> str:
     inner = _indented(_burning(burn, time, "engine_slo"))
-    # Counted, so that the engine's name is no label of the alert.
+    # Counted, so that the engine's name is not a label of the alert.
     return f"count by (model, slo) (\n{inner}\n)"
 
 
@@ -301,7 +307,7 @@ def _selector(burn: Burn, *more: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string of PromQL."""
+    """Return a PromQL string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -313,19 +319,21 @@ def _indented(text: str) -> str:
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def _annotations(name: str, of: list[Burn], words: Annotations, runbook: str) -> dict[str, str]:
-    first, time = of[0], words.time
+def _annotations(
+    name: str, of: list[Burn], annotations: Annotations, runbook: str
+) -> dict[str, str]:
+    first, time = of[0], annotations.time
     objective, long = first.objective, time.span(first.long_s)
     where = "{model=%q, slo=%q}"
     labels = ("model", "slo")
-    promise = f"{objective.objective:.6g} of its requests"
+    target = f"{objective.objective:.6g} of its requests"
     if objective.threshold_ns is not None:
-        promise += f" with a {objective.metric} of at most {objective.threshold_ns / 1e9:g} s"
+        target += f" with a {objective.metric} of at most {objective.threshold_ns / 1e9:g} s"
     what = {
-        FAST: "burns its budget fast enough to wake somebody",
-        SLOW: "burns its budget faster than it lasts",
-        TRICKLE: "has few requests, and too many of them are bad",
-        INSTANCE: "has an engine that burns its budget fast",
+        FAST: "is burning its error budget at a paging rate",
+        SLOW: "is burning its error budget faster than allowed",
+        TRICKLE: "has few requests, too many of them bad",
+        INSTANCE: "has an engine burning its error budget fast",
     }[name]
     share = query_template(
         f"{_share_name('model_slo', long)}{where}",
@@ -333,7 +341,7 @@ def _annotations(name: str, of: list[Burn], words: Annotations, runbook: str) ->
         shows="{{ . | value | humanizePercentage }}",
         otherwise="an unknown part",
     )
-    # Over the long window of the first pair: what flaps from minute to minute does not flap there.
+    # Over the long window of the first pair, which does not flap from minute to minute.
     cause = query_template(
         f"topk(1, {_cause_name(long)}{where} > 0)",
         *labels,
@@ -345,7 +353,7 @@ def _annotations(name: str, of: list[Burn], words: Annotations, runbook: str) ->
         f"topk(1, sum by (tenant) (rate({used}[{time.span(FIVE_MINUTES_S)}])) > 0)",
         "model",
         shows="{{ . | label `tenant` }}",
-        otherwise="not told: no tenants are counted",
+        otherwise="unknown: tenants are not counted",
     )
     worst_by = f"topk(1, {_share_name('engine_slo', time.span(HOUR_S))}{where} > 0)"
     worst = query_template(
@@ -363,14 +371,14 @@ def _annotations(name: str, of: list[Burn], words: Annotations, runbook: str) ->
     )
     return {
         "summary": f"{{{{ $labels.model }}}} {what}: {{{{ $labels.slo }}}}",
-        "description": f"Promised: {promise}. {share} were bad over the last {long}. Fires at "
+        "description": f"Objective: {target}. {share} were bad over the last {long}. Fires at "
         + " or ".join(_when(burn, time) for burn in of)
         + ".",
         "cause": cause,
         "culprit": tenant,
         "worst_instance": worst,
         "command": command,
-        **words.links(runbook, "inferscope-slo"),
+        **annotations.links(runbook, "inferscope-slo"),
     }
 
 
@@ -378,4 +386,4 @@ def _when(burn: Burn, time: TimeScale) -> str:
     when = f"{100 * burn.bad_share:.4g}% bad ({burn.factor:g}x) over {time.span(burn.long_s)}"
     if burn.short_s is not None:
         when += f" and {time.span(burn.short_s)}"
-    return f"{when}, {burn.floor} of them at least"
+    return f"{when}, at least {burn.floor} requests"

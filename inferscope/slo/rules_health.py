@@ -1,12 +1,11 @@
-"""Rules of the engines' health and of our own sight of them.
+"""Alerts on the health of engines and on the coverage of our observation.
 
-A stall is told from a long step by time alone: a step that hangs and one that computes a long
-prompt look alike until one of them ends. So no engine is taken for stalled before fifty seconds,
-ten times the longest step that the histogram's buckets tell. Where ranks work together, one that
-hangs while the others do not is told apart sooner.
+Only time separates a stall from a long step: a hung step and a long prompt look alike until one
+ends. So an engine counts as stalled after fifty seconds, ten times the longest step that the
+histogram resolves. If ranks compute together, one hung rank is detected sooner.
 
-A scheduler that admits nothing is another fault: steps may go on, or there may be nothing to make
-one for. `inferscope_requests_admissible` separates it from a queue that has to wait.
+A scheduler that admits nothing is a different fault: steps may continue, or there may be no work
+for one. `inferscope_requests_admissible` separates it from a queue that has to wait.
 """
 
 from __future__ import annotations
@@ -34,17 +33,20 @@ STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV_FULL, PREEMPTIONS = (
 )
 _ENGINE = "model_name, instance, engine_id"
 _SCRAPES = 4
-"""In the window of a stall: one may be missed."""
+"""Scrapes in a stall's window: one may be missed."""
 _STALL_S, _FIRST_STEP_S = 50.0, FIVE_MINUTES_S
-"""Without a step: of an engine that has made some in the last hour; of one that has not, and may be
-compiling its first."""
+"""Seconds without a step that are a stall.
+
+The first holds for an engine with steps in the last hour, the second for one without: it may be
+compiling its first.
+"""
 _OVERDUE_S = 13.0
-"""A rank that has nothing to do is silent for ten seconds, and a little longer on a busy host."""
+"""Seconds after which a rank is overdue: an idle rank is silent for ten, and longer on a busy host.
+"""
 _UNSEEN_SHARE = 0.05
 _LATE_S = 60.0
 _RECENT_S = 15.0
-"""What is folded is of just now; of a collector that is further behind nobody knows what the engine
-did since."""
+"""Maximum lag in seconds of a current view; beyond it the engine's state is unknown."""
 _KV_SHARE = 0.95
 _PREEMPTED_SHARE = 0.1
 
@@ -53,7 +55,7 @@ _UNSEEN = "model_reason:inferscope_unseen:share"
 
 
 def health_recordings(time: TimeScale) -> Iterator[Rule]:
-    """Return what is recorded of engines and of our sight of them."""
+    """Return the recording rules on engines and on our observation of them."""
     buckets = "inferscope_step_duration_seconds_bucket[1h]"
     yield {
         "record": _P99,
@@ -67,7 +69,7 @@ def health_recordings(time: TimeScale) -> Iterator[Rule]:
     alive = f"group by ({_ENGINE}) (inferscope_requests_running)"
     probe = f'max by ({_ENGINE}) (inferscope_source_up{{source="probe"}})'
     late = f"time() - max by ({_ENGINE}) (inferscope_folded_timestamp_seconds)"
-    # Of a target that is gone from service discovery there is no `up`: it was taken down.
+    # A target that left service discovery has no `up`: it was removed.
     for reason, part in (
         ("not_scraped", f"({known}) * on (job, instance) group_left () (up == bool 0)"),
         ("probe_off", f"({alive}) * on ({_ENGINE}) ({probe} == bool 0)"),
@@ -81,40 +83,40 @@ def health_recordings(time: TimeScale) -> Iterator[Rule]:
         }
 
 
-def stall_alerts(words: Annotations) -> Iterator[Rule]:
-    """Return those of engines that do not go on, with texts of these words."""
-    yield _stalled(words)
-    yield _not_admitting(words)
-    yield _rank_hung(words)
+def stall_alerts(annotations: Annotations) -> Iterator[Rule]:
+    """Return the alerts on stalled engines."""
+    yield _stalled(annotations)
+    yield _not_admitting(annotations)
+    yield _rank_hung(annotations)
 
 
-def health_alerts(words: Annotations, *, floor: int) -> Iterator[Rule]:
-    """Return the other alerts.
+def health_alerts(annotations: Annotations, *, floor: int) -> Iterator[Rule]:
+    """Return the other health alerts.
 
     Args:
-        words: of their annotations.
-        floor: requests that have to end for a share of their time to mean something.
+        annotations: builder of their annotations.
+        floor: minimum number of ended requests for a share of their time.
     """
-    yield _blind(words)
-    yield _behind(words)
-    yield _kv_full(words)
-    yield _preemptions(words, floor)
+    yield _blind(annotations)
+    yield _behind(annotations)
+    yield _kv_full(annotations)
+    yield _preemptions(annotations, floor)
 
 
-def _stalled(words: Annotations) -> Rule:
-    stall, first = _stall_spans(words)
+def _stalled(annotations: Annotations) -> Rule:
+    stall, first = _stall_spans(annotations)
     running = "inferscope_requests_running{model_name=%q}"
-    stalled = _stands_still(
-        words, "inferscope_requests_running", "inferscope_step_duration_seconds_count"
+    stalled = _makes_no_progress(
+        annotations, "inferscope_requests_running", "inferscope_step_duration_seconds_count"
     )
     return _alert(
         STALLED,
-        f"count by (model) ({of_model(_seen(stalled))})",
+        f"count by (model) ({of_model(_observed(stalled))})",
         "page",
         {
-            "summary": "{{ $labels.model }}: {{ $value }} engines have requests and make no step",
-            "description": f"Requests run and no step has ended for {stall}; for "
-            f"{first} where none had ended in the hour before.",
+            "summary": "{{ $labels.model }}: {{ $value }} engines have requests and run no step",
+            "description": f"Requests are running and no step has ended for {stall}, or for "
+            f"{first} if none had ended in the hour before.",
             "worst_instance": query_template(
                 f"topk(1, sum by (instance, engine_id) ({running}) and on (instance, engine_id) "
                 f"(sum by (instance, engine_id) (increase("
@@ -124,24 +126,24 @@ def _stalled(words: Annotations) -> Rule:
                 "{{ . | value }} requests running",
                 otherwise="unknown",
             ),
-            **words.links("stalled", "inferscope-scheduler"),
+            **annotations.links("stalled", "inferscope-scheduler"),
         },
     )
 
 
-def _not_admitting(words: Annotations) -> Rule:
-    stall, first = _stall_spans(words)
+def _not_admitting(annotations: Annotations) -> Rule:
+    stall, first = _stall_spans(annotations)
     admissible, admissions = "inferscope_requests_admissible", "inferscope_admissions_total"
-    stuck = _stands_still(words, admissible, admissions)
+    stuck = _makes_no_progress(annotations, admissible, admissions)
     return _alert(
         NOT_ADMITTING,
-        f"count by (model) ({of_model(_seen(stuck))})",
+        f"count by (model) ({of_model(_observed(stuck))})",
         "page",
         {
             "summary": "{{ $labels.model }}: {{ $value }} engines admit none of the requests "
             "that wait",
             "description": "Requests wait, slots and KV blocks are free, and none was admitted "
-            f"for {stall}; for {first} where no step had ended in the hour before.",
+            f"for {stall}, or for {first} if no step had ended in the hour before.",
             "worst_instance": query_template(
                 f"topk(1, sum by (instance, engine_id) ({admissible}{{model_name=%q}}) "
                 f"and on (instance, engine_id) "
@@ -151,22 +153,22 @@ def _not_admitting(words: Annotations) -> Rule:
                 "{{ . | value }} requests waiting",
                 otherwise="unknown",
             ),
-            **words.links("not-admitting", "inferscope-scheduler"),
+            **annotations.links("not-admitting", "inferscope-scheduler"),
         },
     )
 
 
-def _rank_hung(words: Annotations) -> Rule:
+def _rank_hung(annotations: Annotations) -> Rule:
     overdue = "inferscope_rank_overdue_seconds"
     hung = f"max by ({_ENGINE}) ({overdue}) > {_OVERDUE_S:g}"
     return _alert(
         RANK_HUNG,
-        f"count by (model) ({of_model(_seen(hung))})",
+        f"count by (model) ({of_model(_observed(hung))})",
         "page",
         {
             "summary": "{{ $labels.model }}: a rank hangs on {{ $value }} engines",
-            "description": "The ranks beside it are through with their step, or wait in it for one "
-            f"that has not begun it, or one is silent, for more than {_OVERDUE_S:g} s.",
+            "description": "Its peers have finished the step or wait in it for a rank "
+            f"that has not begun it, or a rank has been silent, for more than {_OVERDUE_S:g} s.",
             "worst_rank": query_template(
                 "topk(1, max by (instance, engine_id, dp_rank, rank) "
                 f"({overdue}{{model_name=%q}}))",
@@ -175,15 +177,15 @@ def _rank_hung(words: Annotations) -> Rule:
                 "{{ . | label `instance` }}, for {{ . | value | humanizeDuration }}",
                 otherwise="unknown",
             ),
-            **words.links("rank-hung", "inferscope-scheduler"),
+            **annotations.links("rank-hung", "inferscope-scheduler"),
         },
     )
 
 
-def _seen(expression: str) -> str:
-    """Leave out engines whose probe is off, and those that are not folded up to now.
+def _observed(expression: str) -> str:
+    """Return an expression without engines whose probe is off or whose view is stale.
 
-    What they do nobody knows: that is blindness.
+    The state of those engines is unknown; another alert covers them.
     """
     folded = "inferscope_folded_timestamp_seconds"
     return (
@@ -193,25 +195,25 @@ def _seen(expression: str) -> str:
     )
 
 
-def _stall_spans(words: Annotations) -> tuple[str, str]:
-    """Return how long an engine may stand still: one with steps in the last hour, one without."""
-    least_s = _SCRAPES * words.scrape_s
+def _stall_spans(annotations: Annotations) -> tuple[str, str]:
+    """Return how long an engine may make no progress: with steps in the last hour, and without."""
+    least_s = _SCRAPES * annotations.scrape_s
     stall_s, first_s = (max(span_s, least_s) for span_s in (_STALL_S, _FIRST_STEP_S))
     return TimeScale(1).span(stall_s), TimeScale(1).span(first_s)
 
 
-def _stands_still(words: Annotations, due: str, done: str) -> str:
-    """Select engines where a gauge stays above 0 and a counter does not grow.
+def _makes_no_progress(annotations: Annotations, due: str, done: str) -> str:
+    """Return an expression for engines where a gauge stays above 0 and a counter does not grow.
 
     Args:
-        words: give the time between scrapes.
-        due: gauge of requests that something should happen to.
+        annotations: builder of annotations, for the scrape interval.
+        due: gauge of requests that should be processed.
         done: counter of what should happen.
     """
     parts = []
-    for window, condition in zip(_stall_spans(words), ("and", "unless"), strict=True):
-        # Above 0 throughout, and already at the start: a new request, or a new engine, has not
-        # waited for the whole window. The end of a pause starts another window.
+    for window, condition in zip(_stall_spans(annotations), ("and", "unless"), strict=True):
+        # Above 0 throughout and already at the start: a new request or engine has not waited for
+        # the whole window. The end of a pause starts a new window.
         parts.append(
             f"(\nsum by ({_ENGINE}) (min_over_time({due}[{window}])) > 0\n"
             f"and sum by ({_ENGINE}) ({due} offset {window}) > 0\n"
@@ -222,29 +224,29 @@ def _stands_still(words: Annotations, due: str, done: str) -> str:
     return "\nor\n".join(parts)
 
 
-def _blind(words: Annotations) -> Rule:
+def _blind(annotations: Annotations) -> Rule:
     return _alert(
         BLIND,
         f"max by (model) ({_UNSEEN}) > {_UNSEEN_SHARE:g}",
         "page",
         {
-            "summary": "{{ $labels.model }}: InferScope does not see "
+            "summary": "{{ $labels.model }}: InferScope does not observe "
             "{{ $value | humanizePercentage }} of it",
-            "description": "What is said of its objectives is not to be trusted, so their alerts "
-            "are held back until it is seen again.",
+            "description": "Its SLO figures are unreliable, so its SLO alerts "
+            "are inhibited until it is observed again.",
             "cause": query_template(
                 f"topk(1, {_UNSEEN}{{model=%q}})",
                 "model",
                 shows="{{ . | label `reason` }}",
                 otherwise="unknown",
             ),
-            **words.links("blind", "inferscope-health"),
+            **annotations.links("blind", "inferscope-health"),
         },
-        lasts=words.time.span(120.0),
+        lasts=annotations.time.span(120.0),
     )
 
 
-def _behind(words: Annotations) -> Rule:
+def _behind(annotations: Annotations) -> Rule:
     folded = "inferscope_folded_timestamp_seconds"
     late = f"max by ({_ENGINE}) (timestamp({folded}) - {folded}) >= {_RECENT_S:g}"
     return _alert(
@@ -253,16 +255,16 @@ def _behind(words: Annotations) -> Rule:
         "ticket",
         {
             "summary": "{{ $labels.model }}: the collector is behind on {{ $value }} engines",
-            "description": f"By {_RECENT_S:g} s or more, for {words.time.span(300.0)}: no stall "
-            "and no rank that hangs is told of meanwhile.",
-            **words.links("blind", "inferscope-health"),
+            "description": f"By {_RECENT_S:g} s or more, for {annotations.time.span(300.0)}: "
+            "stalls and hung ranks are not detected meanwhile.",
+            **annotations.links("blind", "inferscope-health"),
         },
-        lasts=words.time.span(300.0),
+        lasts=annotations.time.span(300.0),
     )
 
 
-def _kv_full(words: Annotations) -> Rule:
-    span = words.time.span(600.0)
+def _kv_full(annotations: Annotations) -> Rule:
+    span = annotations.time.span(600.0)
     full = (
         f"sum by ({_ENGINE}) (min_over_time(inferscope_kv_cache_usage_ratio[{span}]))"
         f" > {_KV_SHARE:g}\n"
@@ -274,7 +276,7 @@ def _kv_full(words: Annotations) -> Rule:
         f"count by (model) ({of_model(full)})",
         "ticket",
         {
-            "summary": "{{ $labels.model }}: {{ $value }} engines are out of KV blocks and "
+            "summary": "{{ $labels.model }}: {{ $value }} engines are out of KV blocks while "
             "requests wait",
             "description": f"More than {_KV_SHARE:.0%} of the KV blocks in use, and requests "
             f"waiting, for {span}.",
@@ -286,13 +288,13 @@ def _kv_full(words: Annotations) -> Rule:
                 "{{ . | value }} requests waiting",
                 otherwise="unknown",
             ),
-            **words.links("kv-saturated", "inferscope-scheduler"),
+            **annotations.links("kv-saturated", "inferscope-scheduler"),
         },
     )
 
 
-def _preemptions(words: Annotations, floor: int) -> Rule:
-    span = words.time.span(600.0)
+def _preemptions(annotations: Annotations, floor: int) -> Rule:
+    span = annotations.time.span(600.0)
     lost = f'inferscope_latency_seconds_total{{cause=~"preempted|recompute"}}[{span}]'
     share = (
         f"sum by (model_name) (rate({lost}))\n/\n"
@@ -307,7 +309,7 @@ def _preemptions(words: Annotations, floor: int) -> Rule:
         {
             "summary": "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests' "
             "time is lost to preemptions",
-            "description": "Evicted, or computing again what was lost: more than "
+            "description": "Preempted or recomputing lost tokens: more than "
             f"{_PREEMPTED_SHARE:.0%} of the time of the requests that ended in {span}.",
             "worst_instance": query_template(
                 "topk(1, sum by (instance, engine_id) (rate(inferscope_latency_seconds_total"
@@ -316,9 +318,9 @@ def _preemptions(words: Annotations, floor: int) -> Rule:
                 shows="{{ . | label `engine_id` }} at {{ . | label `instance` }}",
                 otherwise="unknown",
             ),
-            **words.links("preemption-storm", "inferscope-scheduler"),
+            **annotations.links("preemption-storm", "inferscope-scheduler"),
         },
-        lasts=words.time.span(300.0),
+        lasts=annotations.time.span(300.0),
     )
 
 

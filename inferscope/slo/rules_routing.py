@@ -1,4 +1,4 @@
-"""An example for Alertmanager: what is sent where, and what is held back by what."""
+"""Example Alertmanager configuration: routes, receivers and inhibitions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from inferscope.slo.rules_burn import FAST
 from inferscope.slo.rules_health import BLIND
 
 PAGE_URL, TICKET_URL = "http://127.0.0.1:9095/page", "http://127.0.0.1:9095/ticket"
-"""To be replaced by what wakes people, and by what keeps tickets."""
+"""Placeholder addresses of the paging service and the ticket system."""
 
 
 def routing(scale: float = 1.0) -> dict[str, Any]:
     """Return an Alertmanager configuration.
 
     Args:
-        scale: by which its times are divided, as the rules' are.
+        scale: divisor of its times, as for the rules.
     """
     time = TimeScale(scale)
     return {
@@ -30,7 +30,7 @@ def routing(scale: float = 1.0) -> dict[str, Any]:
                 {
                     "receiver": "pages",
                     "matchers": ['severity="page"'],
-                    # By model: its objectives mostly break together, and that is one page.
+                    # By model: its objectives mostly break together, which is one page.
                     "group_by": ["model"],
                     "group_wait": time.span(30.0),
                     "group_interval": time.span(FIVE_MINUTES_S),
@@ -40,7 +40,7 @@ def routing(scale: float = 1.0) -> dict[str, Any]:
         },
         "inhibit_rules": [
             {
-                # Numbers that are not seen tell of no budget.
+                # Unobserved requests say nothing about a budget.
                 "source_matchers": [f'alertname="{BLIND}"'],
                 "target_matchers": ['slo!=""'],
                 "equal": ["model"],

@@ -1,4 +1,4 @@
-"""Rules and routing as the text of files, Prometheus' own or an object of its operator's."""
+"""Rules and routing as the text of files: Prometheus' own, or an object of its operator."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ROUTING_HEAD = """\
 
 
 MOST_OBJECT_BYTES = 512 << 10
-"""The operator hands rules on in ConfigMaps, and fills half of what one may hold."""
+"""Maximum size: the operator stores rules in ConfigMaps and fills half of each."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Keeps expressions on their lines."""
+    """YAML dumper that keeps expressions on their lines."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -39,15 +39,15 @@ _Dumper.add_representer(str, _text)
 
 
 def rules_text(rules: dict[str, Any]) -> str:
-    """Return a rule file of Prometheus."""
+    """Return a Prometheus rule file."""
     return _RULES_HEAD + _yaml(rules)
 
 
 def rules_object_text(rules: dict[str, Any]) -> str:
-    """Return the rules as the Prometheus operator's object PrometheusRule.
+    """Return the rules as a PrometheusRule object of the Prometheus operator.
 
     Raises:
-        BadInput: they are more than it takes.
+        BadInput: they exceed its maximum size.
     """
     manifest = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -67,12 +67,12 @@ def rules_object_text(rules: dict[str, Any]) -> str:
 
 
 def routing_text(routing: dict[str, Any]) -> str:
-    """Return a configuration of Alertmanager."""
+    """Return an Alertmanager configuration."""
     return _ROUTING_HEAD + _yaml(routing)
 
 
 def _yaml(content: dict[str, Any]) -> str:
-    # Never folded: within a line that is broken, a template would be hard to find again.
+    # Never folded: in a broken line, a template would be hard to find.
     return yaml.dump(
         content, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True, indent=2
     )

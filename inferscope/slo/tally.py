@@ -1,7 +1,7 @@
-"""What was decided, counted: one engine's numbers, and the budgets of all.
+"""Counts of verdicts: one engine's counts, and the budgets of all engines.
 
-Every cause is there from the start, at 0: a series that first appears at a high value is missed by
-whoever looks at its rate.
+Every cause exists from the start, at 0: the rate of a series misses the value at which it first
+appears.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from inferscope.records import CAUSES
 from inferscope.slo.objectives import Objective
 
 SHED = "shed"
-"""The cause of what was refused for want of capacity; no time is booked to it."""
+"""Cause of requests refused for lack of capacity; no time is booked to it."""
 UNKNOWN = "unknown"
-"""In place of a cause where nobody can tell."""
+"""Cause of bad requests whose cause is unknown."""
 
 
 class ObjectiveCount(msgspec.Struct, frozen=True):
@@ -36,31 +36,31 @@ class ObjectiveCount(msgspec.Struct, frozen=True):
 
 
 class ObjectiveCounter:
-    """Counts what one engine's judge decides."""
+    """Counter of one engine's verdicts."""
 
     def __init__(self, spend: Callable[[Objective, bool], None]) -> None:
-        """Take what is told of each good and bad one, for the budget."""
+        """Keep the callback that books each verdict to the budget."""
         self._spend = spend
-        # By name, as time series are: an objective that is changed goes on with its numbers.
+        # By name, as time series are: a changed objective continues its counts.
         self._counts: dict[str, list[int]] = {}
         self._causes: dict[str, dict[str, int]] = {}
 
     def decided(self, objective: Objective, is_good: bool) -> None:
-        """Count a request under an objective."""
+        """Count a verdict under an objective."""
         self._of(objective)[0 if is_good else 1] += 1
         self._spend(objective, is_good)
 
     def warmed_up(self, objective: Objective) -> None:
-        """Count a request of a warm-up."""
+        """Count a warm-up request."""
         self._of(objective)[2] += 1
 
     def explained(self, objective: Objective, cause: str | None) -> None:
-        """Count the cause of a bad one."""
+        """Count the cause of a bad request."""
         self._of(objective)
         self._causes[objective.name][cause or UNKNOWN] += 1
 
     def of(self, objectives: tuple[Objective, ...]) -> tuple[ObjectiveCount, ...]:
-        """Return the numbers as they are now, of these objectives."""
+        """Return the current counts of these objectives."""
         told = []
         for one in objectives:
             good, bad, warm_up = self._of(one)

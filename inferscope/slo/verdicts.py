@@ -1,6 +1,6 @@
-"""Good, bad, or not to be counted: one request under one objective, once it is over.
+"""Verdict on a finished request under one objective: good, bad, or not counted.
 
-                    answered           left or rejected       failed by the server, or shed
+                    answered           cancelled or rejected  failed by the server, or shed
     ttft            token by then      no token by then: bad; before that: not counted
     e2e             last token by then not over by then: bad; before that: not counted
     tbt             longest gap        a gap beyond it: bad; else not counted
@@ -8,9 +8,9 @@
     availability    good               not counted            bad
     goodput         all of the others  bad if one of them is  bad
 
-A first token that came is judged whatever came after it. What was not seen from its beginning
-(`joined_late`) is judged by its end alone. An answer in one piece has no first token that somebody
-waits for, and no gaps; an answer of one token has no mean gap.
+A first token is judged whatever follows it. A request that was not observed from its beginning
+(`joined_late`) is judged by its end alone. A non-streamed response has no first token that a client
+waits for, and no gaps; a response of one token has no mean gap.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from inferscope.slo.objectives import Metric, Objective
 
 ANSWERS = frozenset({"stop", "length"})
 FAILURES = frozenset({"timeout", "server_abort", "error", "engine_lost", "shed"})
-"""Ends that the server answers for; not a client's leaving, nor its error (`rejected`)."""
+"""Finish reasons the server is responsible for; not cancellation or client errors (`rejected`)."""
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
-    """What became of a request's objectives."""
+    """Results of a request's objectives."""
 
     results: dict[str, bool]
-    """Good or bad by the objective's name, of those that count."""
+    """Good or bad by objective name, for the objectives that count."""
     cause: str | None = None
-    """Of what it missed by most; None where it missed nothing, or nobody can tell."""
+    """Cause of the largest miss; None without a miss or if it is unknown."""
 
 
 def verdict(
     request: Explained, metric: Metric, limit_ns: int | None, *, has_missed: bool = False
 ) -> bool | None:
-    """Tell whether a request that is over was good; None where it does not count.
+    """Return whether a finished request was good; None if it does not count.
 
     Args:
-        request: what it was.
-        metric: that the objective is about.
-        limit_ns: the threshold, of a latency.
-        has_missed: for `goodput`, some latency's threshold of its model.
+        request: the finished request.
+        metric: metric of the objective.
+        limit_ns: threshold of a latency.
+        has_missed: for `goodput`: a latency threshold of its model was missed.
     """
     finish = request.finish
     if metric == "availability":
@@ -72,7 +72,7 @@ def _first_token(request: Explained, limit_ns: int) -> bool | None:
         return None
     if request.first_token_ns is not None:
         return request.first_token_ns - request.arrived_ns <= limit_ns
-    # One that joined late, or has tokens, had its first where nobody saw it.
+    # If it joined late or has tokens, its first token was not observed.
     if request.joined_late or request.last_token_ns is not None or request.finish in ANSWERS:
         return None
     return False if request.delivered_ns - request.arrived_ns > limit_ns else None
@@ -91,7 +91,7 @@ def _gaps(request: Explained, limit_ns: int) -> bool | None:
         return False
     if request.finish in ANSWERS:
         return True if request.num_gaps else None
-    # The token that somebody waited for when it ended never came.
+    # The token that the client was waiting for at its end never came.
     last_ns = request.last_token_ns
     is_late = last_ns is not None and request.delivered_ns - last_ns > limit_ns
     return False if is_late else None
@@ -118,7 +118,7 @@ def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.Objective, .
 
 
 def judged(request: Explained, objectives: Iterable[Objective]) -> dict[str, bool]:
-    """Return good or bad, by name, of the objectives that count; those in force for its model."""
+    """Return good or bad by name for the objectives that count, of those in force for its model."""
     objectives = tuple(objectives)
     results: dict[str, bool] = {}
     has_missed = False

@@ -138,7 +138,7 @@ def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[SloTracker, 
 
 def spend(promises: SloTracker, time: Time) -> None:
     judge = promises.judge("e", counts_from_ns=0)
-    judge.know("m", started_ns=None)
+    judge.set_model("m", started_ns=None)
     judge.request(replace(FINE, first_token_ns=2 * SECOND_NS), "r", now_ns=time.now_ns)
 
 

@@ -95,7 +95,7 @@ def test_a_models_own_objective_takes_the_place_of_the_one_for_all(tmp_path: Pat
         (one(window="forever"), 5, "slos[1].window is 'forever'. Give a time with its unit"),
         (one(name="a b"), 6, "slos[1].name is 'a b'. Give up to 63 letters"),
         (one(model="[x]"), 6, "slos[1].model is a list. Give text."),
-        (f"slos:\n- {_TTFT}\n- {_TTFT}", 3, "ttft is there twice for all models"),
+        (f"slos:\n- {_TTFT}\n- {_TTFT}", 3, "ttft occurs twice for all models"),
         (
             f"slos:\n- {_TTFT}\n- {{name: ttft, metric: availability, objective: 0.9, "
             "window: 1d, model: m}",

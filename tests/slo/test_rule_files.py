@@ -182,7 +182,7 @@ def test_the_windows_that_are_printed_are_those_of_the_rules(tmp_path: Path, sca
 def test_windows_shorter_than_four_scrapes_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text(OBJECTIVES, encoding="utf-8")
-    with pytest.raises(BadInput, match=r"shortest window is 5 s, and a scrape comes every 15 s"):
+    with pytest.raises(BadInput, match=r"shortest window is 5 s and the scrape interval 15 s"):
         rule_file(read_objectives(file), RuleOptions(scale=60))
     with pytest.raises(BadInput, match=r"Scrape every 2\.5 s .* --scrape, or a lower --scale"):
         rule_file(read_objectives(file), RuleOptions(scale=30))

@@ -268,7 +268,7 @@ def test_a_hung_engine_stalls_and_burns(tmp_path: Path) -> None:
     run.says(
         80, STALLED, {"severity": "page", "model": "m"},
         worst_instance="a at host, 8 requests running",
-        summary="m: 1 engines have requests and make no step",
+        summary="m: 1 engines have requests and run no step",
     )  # fmt: skip
     run.holds(tmp_path, kept=("worst_instance", "summary"))
 
