@@ -1,4 +1,4 @@
-"""Findings: the classic mistakes that a run shows, from what the fold has made final."""
+"""Findings: common performance problems of a run, detected from final records."""
 
 from inferscope.findings.finding import Counterfactual, Finding, Number
 from inferscope.findings.rules import EngineFindings, findings

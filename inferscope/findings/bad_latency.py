@@ -1,8 +1,8 @@
-"""The finding of last resort: latency is bad, and no other finding names the largest ledger row.
+"""Fallback finding: latency is bad, and no other finding names the largest ledger row.
 
-Without objectives, latency is bad beyond the limits of MLPerf Inference's server scenario for
-Llama 2 70B (first token within 2 s, 200 ms a token), or far beyond what the requests themselves
-need. With objectives, a metric that has one is bad if that is missed.
+Without objectives, latency is bad beyond the limits of MLPerf Inference's server scenario for Llama
+2 70B (first token within 2 s, 200 ms a token), or far beyond the requests' own work. With
+objectives, a metric with an objective is bad if that is missed.
 
 https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc
 """
@@ -20,17 +20,17 @@ from inferscope.findings.run_summary import RunSummary
 from inferscope.findings.slow_steps import reason
 from inferscope.findings.tail import Tail
 
-_TTFT_FELT_NS, _TBT_FELT_NS = 500_000_000, 100_000_000
-"""Less is not called bad, however much of it is waiting."""
+_MIN_TTFT_NS, _MIN_TBT_NS = 500_000_000, 100_000_000
+"""Latencies in ns below which waiting does not count as bad, whatever its share."""
 _MOSTLY_WAITING = 0.8
 _OWN_WORK = ("prefill_own", "decode_own", "encode")
 _TIMES_USUAL = 5.0
-"""TBT p99 over p50."""
+"""Minimum ratio of TBT p99 to p50."""
 _TTFT_TAIL, _TBT_TAIL = 0.05, 0.01
 
 
 class _MissedMetric(NamedTuple):
-    """A metric that is bad, and whose ledgers say why."""
+    """A metric that is bad, with the ledgers that explain it."""
 
     metric: str
     name: str
@@ -49,9 +49,9 @@ def bad_latency(
     """Yield a finding for each bad metric whose largest ledger row no other finding names.
 
     Args:
-        run: of one engine.
+        run: summary of one engine's run.
         found: the other findings.
-        judged: by metric (ttft, tbt, e2e), whether an objective on it was missed.
+        judged: by metric (ttft, tbt, e2e): whether an objective on it was missed.
     """
     named = {cause for finding in found for cause in finding.causes}
     for bad in (_ttft(run, judged), _tbt(run, judged), _e2e(run, judged)):
@@ -71,11 +71,11 @@ def _ttft(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
     if missed is None:
         limit = f"bad from {duration(TTFT_LIMIT_NS)} on"
         missed = p95_ns >= TTFT_LIMIT_NS
-        if not missed and p95_ns >= _TTFT_FELT_NS:
+        if not missed and p95_ns >= _MIN_TTFT_NS:
             num, rows = requests.slow_first.slowest(_TTFT_TAIL)
             own = sum(rows[cause] for cause in _OWN_WORK)
             missed = bool(num) and own <= (1 - _MOSTLY_WAITING) * rows.total()
-            limit = "of which its own work is a fifth at most"
+            limit = "of which at most a fifth is its own work"
     else:
         limit = "its objective is missed"
     tail = requests.slow_first
@@ -95,7 +95,7 @@ def _tbt(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
     if missed is None:
         limit = f"bad from {duration(TPOT_LIMIT_NS)} on"
         missed = p99_ns >= TPOT_LIMIT_NS
-        if not missed and p99_ns >= max(_TBT_FELT_NS, _TIMES_USUAL * p50_ns):
+        if not missed and p99_ns >= max(_MIN_TBT_NS, _TIMES_USUAL * p50_ns):
             missed, limit = True, f"with {duration(p50_ns)} at p50"
     else:
         limit = "its objective is missed"
@@ -108,7 +108,7 @@ def _tbt(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
 
 
 def _e2e(run: RunSummary, judged: Mapping[str, bool]) -> _MissedMetric | None:
-    """Judge answers that were not streamed, and any under an objective on E2E."""
+    """Return E2E if bad: of non-streamed responses, or of any with an objective on it."""
     requests = run.requests
     missed = judged.get("e2e")
     tail = requests.slow_whole
@@ -146,7 +146,7 @@ def _finding(run: RunSummary, bad: _MissedMetric, cause: str) -> Finding:
     (worst, worst_ns), *_ = rows.most_common(1) or [(cause, 0)]
     if worst != cause:
         sentences.append(
-            f"In the slowest ones `{worst}` ({advice_for(worst).meaning}) is larger: "
+            f"In the slowest requests `{worst}` ({advice_for(worst).meaning}) is larger: "
             f"{percent(worst_ns / rows.total())}."
         )
         evidence.append(Number("largest_row_of_tail", worst, "modelled"))

@@ -1,4 +1,4 @@
-"""What each row of the ledger means, and what to do about a large one."""
+"""Meaning of each ledger row, and advice on a large one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 
 class CauseAdvice(NamedTuple):
-    """One cause of the ledger, in words."""
+    """Meaning and advice of one cause."""
 
     meaning: str
     advice: str
 
 
-_HOST = "Give the engine's process and its front ends cores of their own: the host is too slow."
-_OTHERS = "Let fewer requests run at once, or prefill on workers of their own (disaggregation)."
-_MORE = "More comes than is served: add replicas, or more slots or KV blocks where those are short."
-_LARGE = "The requests are larger than the objective allows on this device: change one of them."
+_HOST = "Give the engine's process and its front ends dedicated cores: the host is too slow."
+_OTHERS = "Lower the batch limit, or prefill on separate workers (disaggregation)."
+_MORE = "Load exceeds capacity: add replicas, or slots or KV blocks where those are short."
+_LARGE = "The requests are too large for the objective on this device: change either."
 _PROMPTS = (
-    "Shorten prompts, serve their common beginnings from the prefix cache, or use a faster device "
-    "or more of them: computing the prompt itself takes that long here."
+    "Shorten prompts, serve shared prefixes from the prefix cache, or use a faster device "
+    "or more of them: the time is the prompt's own computation."
 )
 _TOKENS = (
-    "A token takes that long on this device even alone: use a faster device, more of them, a "
+    "The time is each token's own computation: use a faster device, more of them, a "
     "smaller or quantised model, or speculative decoding."
 )
 _MEMORY = "Give the KV cache more memory, or admit fewer requests at once."
@@ -29,14 +29,14 @@ _MEMORY = "Give the KV cache more memory, or admit fewer requests at once."
 ROWS: dict[str, CauseAdvice] = {
     "upstream": CauseAdvice(
         "before the request reached this server",
-        "Look at the router or load balancer in front of this server: the time is spent there.",
+        "Check the router or load balancer in front of this server: the time is spent there.",
     ),
     "frontend": CauseAdvice("parsing, chat template and tokenising", _HOST),
     "encode": CauseAdvice(
-        "encoding images and audio", "Send smaller images, or encode on workers of their own."
+        "encoding images and audio", "Send smaller images, or encode on separate workers."
     ),
-    "queue": CauseAdvice("waiting to be admitted", _MORE),
-    "queue_idle": CauseAdvice("waiting to be admitted while the device idled", _MORE),
+    "queue": CauseAdvice("waiting for admission", _MORE),
+    "queue_idle": CauseAdvice("waiting for admission while the device was idle", _MORE),
     "kv_load": CauseAdvice(
         "loading cached KV from a slower tier",
         "Keep more of the KV cache on the device, or compute short prefixes again.",
@@ -46,66 +46,65 @@ ROWS: dict[str, CauseAdvice] = {
     "prefill_interference": CauseAdvice(
         "decodes computed in the same steps as the prompt", _OTHERS
     ),
-    "decode_own": CauseAdvice("what its tokens take without any other request", _TOKENS),
+    "decode_own": CauseAdvice("decoding its own tokens", _TOKENS),
     "decode_co_batched": CauseAdvice(
-        "other requests that decode in the same steps",
-        "Let fewer requests run at once: batches are too large for it.",
+        "other decodes in the same steps",
+        "Lower the batch limit: batches are too large for the latency.",
     ),
     "decode_interference": CauseAdvice(
         "others' prompts computed in the same steps",
-        "Lower the token budget of a step: prompts come in smaller chunks then.",
+        "Lower the token budget of a step, so that prompts are computed in smaller chunks.",
     ),
     "draft": CauseAdvice(
         "drafting tokens for speculative decoding", "Propose fewer tokens, or use a smaller draft."
     ),
     "rank_wait": CauseAdvice(
         "waiting for the slowest rank",
-        "Look at that rank's device and host: clocks held down, cores shared, a slower link.",
+        "Check that rank's device and host: clocks held down, cores shared, a slower link.",
     ),
     "slowdown": CauseAdvice(
-        "steps that took longer than their model",
-        "Look for others on the device and for what holds its clock down.",
+        "steps slower than predicted",
+        "Look for other processes on the device and for clock throttling.",
     ),
     "cold_start": CauseAdvice(
         "first uses of shapes, captures and compilation",
-        "Warm the server up before it takes traffic.",
+        "Warm the server up before it receives traffic.",
     ),
     "cpu_gap": CauseAdvice("the device waits for the scheduler and the host", _HOST),
     "not_scheduled": CauseAdvice(
-        "admitted, but left out of steps",
-        "Raise the token budget of a step, or let fewer requests run at once.",
+        "admitted but skipped",
+        "Raise the token budget of a step, or lower the batch limit.",
     ),
     "preempted": CauseAdvice("evicted from the KV cache, waiting to resume", _MEMORY),
-    "recompute": CauseAdvice("computing tokens again that an eviction lost", _MEMORY),
+    "recompute": CauseAdvice("recomputing tokens lost to an eviction", _MEMORY),
     "kv_transfer": CauseAdvice(
         "moving the KV cache between workers",
-        "Look at the link between prefill and decode workers, and at how many transfers share it.",
+        "Check the link between prefill and decode workers, and at how many transfers share it.",
     ),
     "paused": CauseAdvice(
-        "the engine was paused", "Take a replica out of the load balancer before it is paused."
+        "the engine was paused", "Remove a replica from the load balancer before pausing it."
     ),
     "engine_lost": CauseAdvice(
         "the engine ended with the request in flight",
-        "Read the engine's log: it went with requests in flight.",
+        "Read the engine's log: it exited with requests in flight.",
     ),
     "output": CauseAdvice("sampling, detokenising and sending", _HOST),
     "delivery": CauseAdvice(
-        "waiting until the client reads what was written, and closing the answer",
-        "Look at the clients and the network to them: they read slower than tokens come.",
+        "waiting for the client to read the response, and closing it",
+        "Check the clients and the network to them: they read slower than tokens arrive.",
     ),
 }
 
 OF_OBJECTIVE = {
     "prefill_own": _LARGE,
     "decode_own": _LARGE,
-    "shed": "More comes than is served: add replicas, or raise the engine's limit of the queue.",
+    "shed": "Load exceeds capacity: add replicas, or raise the engine's queue limit.",
 }
-"""Advice that differs where an objective says how long requests may take, and for causes that are
-no row of the ledger."""
+"""Advice that differs under an objective, and for causes that are not ledger rows."""
 
 
 def advice_for(cause: str) -> CauseAdvice:
-    """Return a cause in words, also one of a newer version."""
+    """Return the meaning and advice of a cause, also of an unknown one."""
     return ROWS.get(
         cause, CauseAdvice("a cause of a newer version", "Update InferScope to read it.")
     )

@@ -1,8 +1,8 @@
-"""What prefill and decode on workers of their own would change: interference taken away.
+"""Latencies with prefill and decode on separate workers: interference removed.
 
-To first order: each request's TTFT without the decodes that its prefill shared steps with, each gap
-between tokens without the prefills in it. The queue and the batches stay as they were, and the
-transfer of the KV cache, which disaggregation adds to TTFT, is not in it.
+To first order: each request's TTFT without the decodes in its prefill steps, and each gap between
+tokens without the prefills in it. The queue and the batches stay as they were; the KV cache
+transfer, which disaggregation adds to TTFT, is not included.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Disaggregation(msgspec.Struct, frozen=True):
 
 
 def disaggregation(run: RunSummary) -> Disaggregation | None:
-    """Return what disaggregation would change; None where no answer had several tokens."""
+    """Return latencies without interference; None if no response had several tokens."""
     requests = run.requests
     ttft, tbt = _of(requests.ttft), _of(requests.tbt)
     apart_ttft, apart_tbt = _of(requests.ttft_without_decodes), _of(requests.tbt_without_prefills)

@@ -1,4 +1,4 @@
-"""Durations of any number of events in bounded memory."""
+"""Distribution of any number of durations in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Ints = NDArray[np.int64]
 _BINS_PER_E = 100
 _LOWEST_NS = 1_000
 _NUM_BINS = 2_100
-"""Up to 1,300 seconds; what is longer counts as that, but in the sum and the maximum."""
+"""Number of bins, up to 1,300 s; longer durations count there, but exactly in sum and maximum."""
 
 
 class Durations:
-    """A histogram with logarithmic bins of 1 %: quantiles are off by 0.5 % at most.
+    """Histogram with logarithmic 1 % bins: quantiles are off by at most 0.5 %.
 
     Attributes:
-        num: how many there were.
-        sum_ns: exact.
-        longest_ns: exact.
+        num: number of durations.
+        sum_ns: exact sum.
+        longest_ns: exact maximum.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Durations:
         self.longest_ns = max(self.longest_ns, duration_ns)
 
     def add_all(self, durations_ns: Ints) -> None:
-        """Count durations: [any]."""
+        """Count an array of durations."""
         if not len(durations_ns):
             return
         at = np.log(np.maximum(durations_ns, _LOWEST_NS) / _LOWEST_NS) * _BINS_PER_E
@@ -51,11 +51,11 @@ class Durations:
 
     @property
     def mean_ns(self) -> float | None:
-        """Return the mean; None of nothing."""
+        """Return the mean; None without durations."""
         return self.sum_ns / self.num if self.num else None
 
     def quantile_ns(self, share: float) -> float | None:
-        """Return the duration that this share of all does not exceed; None of nothing."""
+        """Return the duration that this share of all does not exceed; None without durations."""
         if not self.num:
             return None
         reached = np.cumsum(self._bins)

@@ -1,4 +1,4 @@
-"""A finding: a mistake that a run shows, with its numbers, what to try, and what would follow."""
+"""A finding: a problem that a run shows, with evidence, advice and a counterfactual."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Severity = Literal["high", "medium", "low"]
 
 _HIGH, _MEDIUM = 0.25, 0.10
 FEWEST_BAD = 10
-"""Bad requests; with fewer no rule of a budget wakes anybody (`inferscope slo rules`)."""
+"""Minimum number of bad requests; with fewer, no burn-rate rule pages (`inferscope slo rules`)."""
 _PAGES, _TICKETS = 6.0, 3.0
-"""Burn rates from which on those rules page, and write a ticket within a day."""
+"""Burn rates from which those rules page, and create a ticket within a day."""
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -58,31 +58,31 @@ class ObjectiveMiss(msgspec.Struct, frozen=True):
 
     @property
     def severity(self) -> Severity:
-        """Return what an alert would be at this pace; few bad requests are no pace."""
+        """Return the severity of an alert at this burn rate; few bad requests are low."""
         if self.num_bad < FEWEST_BAD:
             return "low"
         return "high" if self.burn >= _PAGES else "medium" if self.burn >= _TICKETS else "low"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One mistake, or one objective that was missed."""
+    """One performance problem, or one missed objective."""
 
     id: str
     title: str
     lost_share: float
-    """How much of all answers' time it took, roughly: findings are ranked by it."""
+    """Share of all responses' time lost, roughly; findings are ranked by it."""
     sentences: tuple[str, ...]
     evidence: tuple[Number, ...]
     advice: str = msgspec.field(name="try")
     counterfactual: Counterfactual | None = None
     objective: ObjectiveMiss | None = None
-    """That was missed; None of a mistake."""
+    """Missed objective; None for a problem."""
     causes: tuple[str, ...] = ()
     """Ledger rows that the finding names."""
 
     @property
     def severity(self) -> Severity:
-        """Return how much of users' time is at stake: a quarter, a tenth, or less."""
+        """Return the severity by the time lost: a quarter, a tenth, or less."""
         if self.objective is not None:
             return self.objective.severity
         if self.lost_share >= _HIGH:

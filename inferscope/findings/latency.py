@@ -1,4 +1,4 @@
-"""Findings on which latency is bad: the wrong one is easily tuned."""
+"""Findings that name the latency metric to work on: TTFT or TBT, queue or batch."""
 
 from __future__ import annotations
 
@@ -21,43 +21,46 @@ _COMPUTING = frozenset(
         "slowdown",
     }
 )
-"""Causes that are the work itself, however slowly the machine does it. All others are waiting."""
+"""Causes that are computation itself, however slow. All others are waiting."""
 _MOSTLY_WAITING = 0.5
 _FAR_MORE = 3.0
-"""Waiting on one side, over waiting on the other: below it neither is *the* problem."""
-_MATTERS = 0.15
-"""Of all answers' time; less is felt by nobody."""
+"""Minimum ratio of the waiting on one side to that on the other; below it neither dominates."""
+_MIN_TIME_SHARE = 0.15
+"""Minimum share of all responses' time."""
 _ON_ADMISSION = (
     "Work on admission, not on decoding: more slots or KV blocks, a larger token budget, another "
     "replica."
 )
-_ON_THE_CAUSE = "Work on what comes before the first token, on the cause named above."
+_ON_THE_CAUSE = "Reduce the cause named above, before the first token."
 
 _STARVED = 0.2
-"""Of the time between tokens. A batch that is half prefills by time costs each decode that much."""
+"""Minimum share of the time between tokens.
+
+A batch that is half prefill by time costs each decode this much.
+"""
 _STARVED_TAIL = 1.5
 
 _BOUND = 0.5
-"""Of the plans that left requests waiting."""
+"""Minimum share of the plans that left requests waiting."""
 _LONG_QUEUE = 0.2
 _SHORT_QUEUE = 0.05
 _PAYS = 1.3
-"""Time of the decodes one by one over time together: from here on a larger batch is throughput."""
-_KEPT = 0.9
-"""Of the throughput, by half the batch: the other half is paid for in latency alone."""
+"""Minimum ratio of sequential to batched decode time from which a larger batch adds throughput."""
+_MIN_THROUGHPUT_SHARE = 0.9
+"""Minimum throughput share of half the batch for which the other half only adds latency."""
 _LARGE_BATCH = 8
-_ROOM = 0.9
-"""Of the KV blocks in use, up to which more requests fit."""
+_MAX_BLOCKS_SHARE = 0.9
+"""Maximum share of KV blocks in use at which more requests fit."""
 
 
 def late_first_tokens(run: RunSummary) -> Finding | None:
-    """Tell that the first token is late and those after it are not: TBT was not the problem."""
+    """Find whether TTFT dominates latency and TBT does not."""
     before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
     return _one_sided(run, before, after, is_first=True)
 
 
 def late_later_tokens(run: RunSummary) -> Finding | None:
-    """Tell that the tokens after the first are late and it is not: TTFT was not the problem."""
+    """Find whether TBT dominates latency and TTFT does not."""
     before, after = _waiting(run.requests.before_ns), _waiting(run.requests.after_ns)
     return _one_sided(run, after, before, is_first=False)
 
@@ -77,7 +80,7 @@ def _one_sided(
     if not this_ns or not other_ns or waited_ns < _MOSTLY_WAITING * this_ns:
         return None
     lost_share = waited_ns / (this_ns + other_ns)
-    if waited_ns < _FAR_MORE * others_ns or lost_share < _MATTERS:
+    if waited_ns < _FAR_MORE * others_ns or lost_share < _MIN_TIME_SHARE:
         return None
     ttft, tbt = requests.ttft, requests.tbt
     (cause, cause_ns), *_ = waits.most_common(1)
@@ -99,7 +102,7 @@ def _one_sided(
     if is_first:
         return Finding(
             id="late_first_tokens",
-            title="The wait is before the first token, not between tokens",
+            title="TTFT dominates latency",
             lost_share=lost_share,
             causes=(cause,),
             sentences=(
@@ -109,7 +112,7 @@ def _one_sided(
             evidence=figures,
             advice=(
                 f"{_ON_ADMISSION if cause in QUEUED else _ON_THE_CAUSE} Faster decode steps would "
-                "hardly be felt."
+                "hardly help."
             ),
             counterfactual=_without(
                 cause, cause_ns, this_ns, ttft.num, name="TTFT", metric="ttft_mean"
@@ -117,7 +120,7 @@ def _one_sided(
         )
     return Finding(
         id="late_later_tokens",
-        title="The wait is between tokens, not before the first",
+        title="TBT dominates latency",
         lost_share=lost_share,
         causes=(cause,),
         sentences=(
@@ -126,8 +129,8 @@ def _one_sided(
         ),
         evidence=figures,
         advice=(
-            "Work on what comes between decode steps, not on admission: the cause named above. "
-            "A shorter queue would hardly be felt."
+            "Reduce the cause named above, between decode steps, not admission. "
+            "A shorter queue would hardly help."
         ),
         counterfactual=_without(
             cause, cause_ns, this_ns, requests.num_tokens_after, name="TPOT", metric="tpot_mean"
@@ -138,7 +141,7 @@ def _one_sided(
 def _without(
     cause: str, cause_ns: int, whole_ns: int, num: int, *, name: str, metric: str
 ) -> Counterfactual:
-    """Take a cause off a mean."""
+    """Return a mean without one cause."""
     actual_ns, without_ns = whole_ns / num, (whole_ns - cause_ns) / num
     return Counterfactual(
         f"Without `{cause}`, the mean {name} would be {duration(without_ns)} instead of "
@@ -154,7 +157,7 @@ def _share(by_cause: Counter[str]) -> float:
 
 
 def starved_decodes(run: RunSummary) -> Finding | None:
-    """Tell that others' prompts hold up the tokens of those who decode."""
+    """Find whether others' prefills delay decoding requests."""
     requests, steps = run.requests, run.steps
     whole_ns = requests.after_ns.total()
     waited_ns = requests.after_ns["decode_interference"]
@@ -171,8 +174,8 @@ def starved_decodes(run: RunSummary) -> Finding | None:
         lost_share=requests.share_of_life("decode_interference"),
         causes=("decode_interference",),
         sentences=(
-            f"{percent(waited_ns / whole_ns)} of the time between tokens is others' prompts being "
-            f"computed in the same steps: {percent(steps.num_mixed / steps.num_decoding)} of the "
+            f"{percent(waited_ns / whole_ns)} of the time between tokens is others' prompts "
+            f"in the same steps: {percent(steps.num_mixed / steps.num_decoding)} of the "
             f"steps that decode also prefill, {chunk:.0f} tokens on average.",
         ),
         evidence=(
@@ -197,27 +200,27 @@ def starved_decodes(run: RunSummary) -> Finding | None:
 
 
 def small_batch_with_queue(run: RunSummary) -> Finding | None:
-    """Tell that requests queue for slots while a larger batch would cost little."""
+    """Find whether requests queue for slots although a larger batch would cost little."""
     requests, steps, plans = run.requests, run.steps, run.plans
     queued = requests.share_of_life("queue")
     if queued < _LONG_QUEUE or plans.bound_share("slots") < _BOUND or not steps.decode_together_ns:
         return None
     pays = steps.decode_alone_ns / steps.decode_together_ns
-    if pays < _PAYS or (plans.peak_blocks_share or 0.0) > _ROOM:
+    if pays < _PAYS or (plans.peak_blocks_share or 0.0) > _MAX_BLOCKS_SHARE:
         return None
     running = plans.running_with_queue / plans.num_with_queue
     peak = plans.peak_blocks_share
     room = "" if peak is None else f"; at most {percent(peak)} of the KV blocks were in use"
     return Finding(
         id="small_batch_with_queue",
-        title="Tuned for latency, short of throughput: requests queue beside a small batch",
+        title="Batch limit too low: requests queue while capacity is free",
         lost_share=queued,
         causes=QUEUED,
         sentences=(
             f"{percent(queued)} of the time is queueing, and in "
-            f"{percent(plans.bound_share('slots'))} of the plans that left requests waiting it was "
-            f"for want of a slot, with {running:.1f} running.",
-            f"Decoding together takes {times(pays)} less than one by one, so more of them would "
+            f"{percent(plans.bound_share('slots'))} of the plans that left requests waiting the "
+            f"limit was the number of slots, with {running:.1f} running.",
+            f"Batched decoding takes {times(pays)} less than sequential, so a larger batch would "
             f"raise throughput{room}.",
         ),
         evidence=(
@@ -226,13 +229,13 @@ def small_batch_with_queue(run: RunSummary) -> Finding | None:
             Number("running_while_others_wait", running, "measured"),
             Number("decode_batching_factor", pays, "modelled"),
         ),
-        advice="Raise the number of requests that may run at once (max_num_seqs, max_running).",
+        advice="Raise the batch limit (max_num_seqs, max_running).",
         counterfactual=_unqueued(run),
     )
 
 
 def large_batch_for_nothing(run: RunSummary) -> Finding | None:
-    """Tell that decodes wait for each other in a batch that half as large would do as much."""
+    """Find whether half the batch would decode nearly as many tokens per second."""
     requests, steps = run.requests, run.steps
     whole_ns, waited_ns = requests.after_ns.total(), requests.after_ns["decode_co_batched"]
     if not whole_ns or not steps.decode_together_ns:
@@ -243,19 +246,19 @@ def large_batch_for_nothing(run: RunSummary) -> Finding | None:
         return None
     faster = _half_batch_ratio(steps)
     kept = 0.5 / faster
-    if kept < _KEPT or requests.share_of_life("queue") > _SHORT_QUEUE:
+    if kept < _MIN_THROUGHPUT_SHARE or requests.share_of_life("queue") > _SHORT_QUEUE:
         return None
     computing_ns = waited_ns + requests.after_ns["decode_own"]
     actual_ns = whole_ns / requests.num_tokens_after
     without_ns = actual_ns - computing_ns * (1 - faster) / requests.num_tokens_after
     return Finding(
         id="large_batch_for_nothing",
-        title="Tuned for throughput beyond what the device gives: decodes wait for each other",
+        title="Batch too large: throughput has plateaued",
         lost_share=requests.share_of_life("decode_co_batched"),
         causes=("decode_co_batched",),
         sentences=(
-            f"{batch:.0f} requests decode together on average, and {percent(waited_ns / whole_ns)} "
-            "of the time between tokens is waiting for the others of the batch. Half as many would "
+            f"{batch:.0f} requests decode in a step on average; {percent(waited_ns / whole_ns)} "
+            "of the time between tokens is spent on the others in the batch. Half as many would "
             f"decode {percent(kept)} as many tokens per second.",
         ),
         evidence=(
@@ -265,8 +268,8 @@ def large_batch_for_nothing(run: RunSummary) -> Finding | None:
             Number("tpot_mean_ns", round(actual_ns), "measured"),
         ),
         advice=(
-            "Let fewer requests run at once: throughput stays, tokens come faster, and the rest "
-            "waits in the queue instead of in the batch."
+            "Lower the batch limit: throughput stays, tokens arrive faster, and the other requests "
+            "wait in the queue instead of in the batch."
         ),
         counterfactual=Counterfactual(
             f"With half the batch, the mean TPOT would be {duration(without_ns)} instead of "
@@ -279,7 +282,7 @@ def large_batch_for_nothing(run: RunSummary) -> Finding | None:
 
 
 def _half_batch_ratio(steps: StepStats) -> float:
-    """Return the time of half the decodes over that of all, on a line through one and all."""
+    """Return the time of half the decodes over that of all, interpolated between one and all."""
     batch = steps.decodes_modelled / steps.num_modelled
     alone_ns = steps.decode_alone_ns / steps.decodes_modelled
     together_ns = steps.decode_together_ns / steps.num_modelled
@@ -294,7 +297,7 @@ def _unqueued(run: RunSummary) -> Counterfactual | None:
         return None
     return Counterfactual(
         f"Without the queue, E2E p95 would be {duration(without_ns)} instead of "
-        f"{duration(actual_ns)}, had the steps stayed as they were.",
+        f"{duration(actual_ns)}, with the steps unchanged.",
         "e2e_p95",
         round(actual_ns),
         round(without_ns),

@@ -1,4 +1,4 @@
-"""Findings on the KV cache: too small, or not used for what prompts share."""
+"""Findings on the KV cache: too small, or shared prefixes missing it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from inferscope.findings.requests import LOST_TO_PREEMPTION, QUEUED
 from inferscope.findings.run_summary import RunSummary
 
 _PREEMPTED = 0.02
-"""Of all answers' time, evicted or computed again: work that is thrown away has no good share."""
+"""Minimum share of all responses' time spent preempted or recomputing."""
 _QUEUED_FOR_BLOCKS = 0.1
 
 _SHARED = 0.2
-"""Of the prompt tokens, in beginnings seen before. Chat templates alone make up less."""
+"""Minimum share of prompt tokens in repeated prefixes. Chat templates alone make up less."""
 _HIT = 0.25
-"""Of those, from the cache: requests that come at the same time cannot share, so never all."""
+"""Maximum share of those served from the cache; simultaneous requests cannot share."""
 _MATTERS = 0.01
 
 
 def short_of_kv(run: RunSummary) -> Finding | None:
-    """Tell that the KV cache is too small: requests are evicted, or wait for blocks."""
+    """Find whether the KV cache is too small: requests are preempted, or wait for blocks."""
     requests, plans = run.requests, run.plans
     lost = requests.share_of_life(*LOST_TO_PREEMPTION)
     queued = requests.share_of_life("queue") * plans.bound_share("blocks")
@@ -29,7 +29,7 @@ def short_of_kv(run: RunSummary) -> Finding | None:
     if requests.num_preemptions:
         plural = "" if requests.num_preemptions == 1 else "s"
         said.append(
-            f"{percent(lost)} of the time is spent evicted or computing lost tokens again: "
+            f"{percent(lost)} of the time is spent preempted or recomputing lost tokens: "
             f"{requests.num_preempted} of {requests.num} requests lost their blocks "
             f"({requests.num_preemptions} preemption{plural})."
         )
@@ -53,21 +53,17 @@ def short_of_kv(run: RunSummary) -> Finding | None:
     actual_ns, without_ns = requests.e2e.quantile_ns(0.95), without.quantile_ns(0.95)
     counterfactual = None
     if actual_ns is not None and without_ns is not None:
-        what = (
-            "preemption and recomputation"
-            if lost >= _PREEMPTED
-            else "any queue, whatever requests waited for in it"
-        )
+        what = "preemption and recomputation" if lost >= _PREEMPTED else "any queue"
         counterfactual = Counterfactual(
             f"Without {what}, E2E p95 would be {duration(without_ns)} instead of "
-            f"{duration(actual_ns)}, had the steps stayed as they were.",
+            f"{duration(actual_ns)}, with the steps unchanged.",
             "e2e_p95",
             round(actual_ns),
             round(without_ns),
         )
     return Finding(
         id="short_of_kv",
-        title="The KV cache is too small for what is admitted",
+        title="The KV cache is too small for the admitted requests",
         lost_share=lost + queued,
         causes=(*LOST_TO_PREEMPTION, *QUEUED),
         sentences=tuple(said),
@@ -81,7 +77,7 @@ def short_of_kv(run: RunSummary) -> Finding | None:
 
 
 def unused_prefixes(run: RunSummary) -> Finding | None:
-    """Tell that prompts begin alike and are computed again all the same."""
+    """Find whether prompts share prefixes that are recomputed."""
     requests, prefixes = run.requests, run.prefixes
     if not prefixes.num or not requests.prompt_tokens:
         return None
@@ -98,11 +94,11 @@ def unused_prefixes(run: RunSummary) -> Finding | None:
     without_ns = actual_ns - saved * prefill_ns
     return Finding(
         id="unused_prefixes",
-        title="Prompts begin alike, and the prefix cache does not serve them",
+        title="Shared prefixes miss the prefix cache",
         lost_share=lost,
         sentences=(
-            f"{prefixes.num_repeated} of {prefixes.num} prompts begin like an earlier one, with "
-            f"{repeated:,} tokens at least, {percent(repeated / requests.prompt_tokens)} of all; "
+            f"{prefixes.num_repeated} of {prefixes.num} prompts share a prefix with an earlier "
+            f"one, at least {repeated:,} tokens, {percent(repeated / requests.prompt_tokens)} of all; "
             f"{cached:,} came from the cache.",
         ),
         evidence=(
@@ -112,12 +108,12 @@ def unused_prefixes(run: RunSummary) -> Finding | None:
             Number("prompts_that_begin_alike", prefixes.num_repeated, "measured"),
         ),
         advice=(
-            "Switch the prefix cache on (enable_prefix_caching); where it is, look for what evicts "
-            "its blocks, or for replicas that each see a part of the like prompts."
+            "Enable the prefix cache (enable_prefix_caching); if it is on, look for what evicts "
+            "its blocks, or for replicas that each get a part of the similar prompts."
         ),
         counterfactual=Counterfactual(
             f"With these tokens cached, the mean TTFT would be {duration(without_ns)} instead of "
-            f"{duration(actual_ns)}: less of its own prompt to compute, the queue as it was.",
+            f"{duration(actual_ns)}: less prompt computation, the queue unchanged.",
             "ttft_mean",
             round(actual_ns),
             round(without_ns),

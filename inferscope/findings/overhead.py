@@ -1,4 +1,4 @@
-"""Findings on time that computes nothing a client asked for: host, cold, reasoning, drafts."""
+"""Findings on time without requested output: host gaps, cold starts, reasoning, drafts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from inferscope.findings.formatting import duration, percent, times
 from inferscope.findings.run_summary import RunSummary
 
 _HOST_BOUND = 0.2
-"""Of the time between tokens. An engine that schedules ahead of its device stays below 5 %."""
+"""Minimum share of the time between tokens. An engine that schedules ahead stays below 5 %."""
 _COLD = 0.02
-"""Of all answers' time: a warmed-up server has none."""
+"""Minimum share of all responses' time; a warm server has none."""
 _COLD_TAIL = 1.5
 _COLD_REQUESTS = 0.01
 _REASONING = 0.5
-"""Of the output tokens."""
+"""Minimum share of output tokens."""
 _COSTS_MORE = 1.05
-"""Time of a token with speculation over without: a model that is 5 % off must not decide it."""
+"""Minimum ratio of a token's time with speculation to without; covers a model error of 5 %."""
 
 
 def host_bound_decode(run: RunSummary) -> Finding | None:
-    """Tell that the device waits for the host between decode steps."""
+    """Find whether the device waits for the host between decode steps."""
     requests = run.requests
     whole_ns, gap_ns = requests.after_ns.total(), requests.after_ns["cpu_gap"]
     num_tokens = requests.num_tokens_after
@@ -41,8 +41,8 @@ def host_bound_decode(run: RunSummary) -> Finding | None:
             Number("tpot_mean_ns", round(actual_ns), "measured"),
         ),
         advice=(
-            "Overlap scheduling with execution, use CUDA graphs, give the engine's process a core "
-            "of its own, and move tokenising and logging out of it. A faster device would not help."
+            "Overlap scheduling with execution, use CUDA graphs, give the engine's process its "
+            "own core, and move tokenising and logging out of it. A faster device would not help."
         ),
         counterfactual=Counterfactual(
             f"Without the host's gaps, the mean TPOT would be {duration(without_ns)} instead of "
@@ -56,7 +56,7 @@ def host_bound_decode(run: RunSummary) -> Finding | None:
 
 
 def cold_starts(run: RunSummary) -> Finding | None:
-    """Tell that requests paid for first uses of shapes, captures and compilation."""
+    """Find whether requests wait for first uses of shapes, captures and compilation."""
     requests = run.requests
     lost = requests.share_of_life("cold_start")
     actual_ns, warm_ns = requests.ttft.quantile_ns(0.99), requests.ttft_warm.quantile_ns(0.99)
@@ -69,12 +69,12 @@ def cold_starts(run: RunSummary) -> Finding | None:
         return None
     return Finding(
         id="cold_starts",
-        title="Requests pay for cold starts",
+        title="Requests wait for cold starts",
         lost_share=lost,
         causes=("cold_start",),
         sentences=(
             f"{run.steps.num_cold} of {run.steps.num} steps were the first of their shape; what "
-            f"they took beyond warm ones is {percent(lost)} of the time, and "
+            f"they took beyond warm steps is {percent(lost)} of the time, and "
             f"{requests.num_cold} of {requests.num} requests waited for it before their first "
             "token.",
         ),
@@ -85,8 +85,8 @@ def cold_starts(run: RunSummary) -> Finding | None:
             Number("ttft_p99_ns", round(actual_ns), "measured"),
         ),
         advice=(
-            "Warm the server up before it takes traffic: one request of each batch size and prompt "
-            "length that occurs; capture graphs and compile at start."
+            "Warm the server up before it receives traffic: one request of each batch size and "
+            "prompt length that occurs; capture graphs and compile at start."
         ),
         counterfactual=Counterfactual(
             f"On a warm server, TTFT p99 would be {duration(warm_ns)} instead of "
@@ -99,7 +99,7 @@ def cold_starts(run: RunSummary) -> Finding | None:
 
 
 def mostly_reasoning(run: RunSummary) -> Finding | None:
-    """Tell that most tokens are reasoning; silent where the engine does not tell them apart."""
+    """Find whether most output tokens are reasoning; None if the engine does not report them."""
     requests = run.requests
     reasoned, whole = requests.reasoning_tokens, requests.output_tokens_of_reasoners
     if not whole or reasoned < _REASONING * whole or not requests.num_tokens_after:
@@ -111,7 +111,7 @@ def mostly_reasoning(run: RunSummary) -> Finding | None:
     without_ns = max(0.0, actual_ns - per_request * tpot_ns)
     return Finding(
         id="mostly_reasoning",
-        title="Most of what is generated is reasoning",
+        title="Most output tokens are reasoning",
         lost_share=min(1.0, (actual_ns - without_ns) / actual_ns) if actual_ns else 0.0,
         sentences=(
             f"{percent(share)} of the output tokens are reasoning, {per_request:.0f} for each of "
@@ -124,8 +124,8 @@ def mostly_reasoning(run: RunSummary) -> Finding | None:
             Number("tpot_mean_ns", round(tpot_ns), "measured"),
         ),
         advice=(
-            "Lower the reasoning effort or cap its tokens where answers do not need it. TTFT says "
-            "little here: watch the time to the first token of the answer (TTFOT)."
+            "Lower the reasoning effort or cap its tokens where answers do not need it. TTFT is "
+            "not meaningful here: watch the time to the first token of the answer (TTFOT)."
         ),
         counterfactual=Counterfactual(
             f"Without reasoning, the mean E2E would be {duration(without_ns)} instead of "
@@ -139,7 +139,7 @@ def mostly_reasoning(run: RunSummary) -> Finding | None:
 
 
 def costly_speculation(run: RunSummary) -> Finding | None:
-    """Tell that verifying drafts takes longer than decoding what is accepted of them."""
+    """Find whether verifying drafts takes longer than decoding the accepted tokens."""
     requests, drafts = run.requests, run.steps.speculation
     ratio = drafts.cost_ratio
     if ratio is None or ratio < _COSTS_MORE or not requests.num_tokens_after:

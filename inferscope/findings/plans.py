@@ -1,4 +1,4 @@
-"""Sums over the scheduler's plans, and over the beginnings of prompts, as the records tell them."""
+"""Statistics of the scheduler's plans, and of shared prompt prefixes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import Counter, OrderedDict
 from inferscope.records import PREFIX_TOKENS, RequestEvent, StepPlan
 
 _MOST_PREFIXES = 16_384
-"""Beginnings that are remembered, the latest seen."""
+"""Maximum number of prefixes remembered, the most recent ones."""
 
 
 class PlanStats:
-    """What one engine's scheduler decided.
+    """Statistics of one engine's scheduler plans.
 
     Attributes:
-        num: plans.
-        num_with_queue: while requests waited.
-        running_with_queue: summed over those.
-        bindings: what bound those.
-        peak_blocks_share: of the KV blocks, in use at most; None where blocks are not told.
-        most_running: at once.
+        num: number of plans.
+        num_with_queue: plans made while requests waited.
+        running_with_queue: running requests summed over those.
+        bindings: number of those by binding constraint.
+        peak_blocks_share: maximum share of KV blocks in use; None if blocks are not recorded.
+        most_running: maximum number of running requests.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class PlanStats:
         self.peak_blocks_share: float | None = None
 
     def add(self, plan: StepPlan) -> None:
-        """Take a plan."""
+        """Add a plan."""
         self.num += 1
         self.most_running = max(self.most_running, plan.running)
         if plan.waiting:
@@ -40,22 +40,22 @@ class PlanStats:
             self.peak_blocks_share = max(share, self.peak_blocks_share or 0.0)
 
     def bound_share(self, binding: str) -> float:
-        """Return how many of the plans made while requests waited were bound by this."""
+        """Return the share of plans with waiting requests that this constraint bound."""
         return self.bindings[binding] / self.num_with_queue if self.num_with_queue else 0.0
 
     @property
     def queue_share(self) -> float:
-        """Return how many of the plans left requests waiting."""
+        """Return the share of plans with waiting requests."""
         return self.num_with_queue / self.num if self.num else 0.0
 
 
 class PrefixStats:
-    """How much of the prompts began like an earlier one, by digests of their beginnings.
+    """Statistics of shared prompt prefixes, by digests of their beginnings.
 
     Attributes:
-        num: prompts whose beginning is known.
-        num_repeated: that began like an earlier one.
-        repeated_tokens: of those, at least.
+        num: prompts with a known digest.
+        num_repeated: prompts that share a prefix with an earlier one.
+        repeated_tokens: minimum number of tokens in those prefixes.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class PrefixStats:
         self._seen: OrderedDict[int, None] = OrderedDict()
 
     def add(self, event: RequestEvent) -> None:
-        """Take an event; it counts where it tells how a prompt begins."""
+        """Add an event; it counts if it carries a prompt's digest."""
         digests = event.prefix_digests
         if not digests:
             return

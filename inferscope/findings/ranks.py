@@ -1,4 +1,4 @@
-"""A finding on ranks that work together: one of them is slow, and all others wait for it."""
+"""Finding on tensor-parallel ranks: one is slow, and all others wait for it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from inferscope.findings.formatting import duration, percent
 from inferscope.findings.run_summary import RunSummary
 
 _SLOWER = 1.1
-"""Than the median of the others; ranks of one kind differ by a few percent."""
+"""Minimum ratio to the median of the others; equal ranks differ by a few percent."""
 _FEWEST_STEPS = 20
 
 
 def slow_rank(run: RunSummary) -> Finding | None:
-    """Name the rank that takes longest over the same steps, if it stands out.
+    """Find the rank that takes longest over the same steps, if it stands out.
 
-    Silent where ranks wait for each other inside what they measure: then all take as long as the
-    slowest. Stages of a pipeline are not compared, for they do different work.
+    None if ranks wait for each other within the measured time: then all take as long as the
+    slowest. Pipeline stages are not compared, because their work differs.
     """
     tensor_ranks = 1 if run.info is None else max(1, run.info.sizes[0])
     groups: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
@@ -45,7 +45,7 @@ def slow_rank(run: RunSummary) -> Finding | None:
         causes=("rank_wait",),
         sentences=(
             f"Over the same steps it takes {duration(mean_ns)} on average where the median of the "
-            f"others beside it is {duration(usual_ns)}, {percent(ratio - 1)} more.",
+            f"others is {duration(usual_ns)}, {percent(ratio - 1)} more.",
         ),
         evidence=(
             Number("dp_rank", dp_rank, "measured"),
@@ -55,7 +55,7 @@ def slow_rank(run: RunSummary) -> Finding | None:
             Number("rank_wait_share", run.requests.share_of_life("rank_wait"), "measured"),
         ),
         advice=(
-            "Look at its device and host: clocks held down (throttling), somebody else on the "
+            "Check its device and host: clock throttling, another process on the "
             "device, a slower link, or cores shared with others."
         ),
         counterfactual=Counterfactual(

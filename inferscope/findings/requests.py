@@ -1,7 +1,7 @@
-"""Sums over the requests of a run: what they waited for, and how it would have been without.
+"""Statistics of a run's requests: their causes, and first-order counterfactuals.
 
-Counterfactuals are first-order: a cause is taken off each request, or each gap between tokens, that
-it was in. What would have followed (a shorter queue, other batches) is left as it was.
+A counterfactual removes a cause from each request, or from each gap between tokens. Consequences (a
+shorter queue, other batches) are not modelled.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _ANSWERS = ("stop", "length")
 LOST_TO_PREEMPTION = ("preempted", "recompute")
 QUEUED = ("queue", "queue_idle")
 TTFT_LIMIT_NS, TPOT_LIMIT_NS = 2_000_000_000, 200_000_000
-"""MLPerf Inference's, of Llama 2 70B in the server scenario; see `bad_latency`."""
+"""Limits of MLPerf Inference for Llama 2 70B in the server scenario, in ns; see `bad_latency`."""
 E2E_TAIL = 0.05
 
 
 class RequestStats:
-    """The finished requests of one engine.
+    """Statistics of one engine's finished requests.
 
     Attributes:
-        num: of those seen from their beginning.
-        num_joined_late: of the others, which are counted nowhere else.
-        before_ns: their ledgers up to the first token, by cause; of answers that were streamed.
+        num: requests observed from their beginning.
+        num_joined_late: the other requests, which are counted nowhere else.
+        before_ns: ledgers of streamed responses up to the first token, by cause.
         after_ns: the same from the first to the last token.
-        life_ns: the same up to the last token, of all answers.
-        ttft: of answers that were streamed; likewise tbt, by gap.
-        num_tokens_after: their tokens but the first ones.
-        num_preempted: requests that were.
-        num_cold: that had part in a cold step before their first token.
+        life_ns: ledgers of all responses up to the last token, by cause.
+        ttft: distribution over streamed responses; `tbt` likewise, over gaps.
+        num_tokens_after: their tokens after the first.
+        num_preempted: preempted requests.
+        num_cold: requests in a cold step before their first token.
         slow_first: ledgers up to the first token, by TTFT.
-        slow_later: ledgers from there to the last one, by the longest gap between tokens.
-        slow_life: ledgers up to the last token, by E2E, of all answers.
-        slow_whole: the same of answers in one piece; `whole` is their E2E, and `num_slow_whole` the
-            number of those beyond the limits of first and later tokens together.
+        slow_later: ledgers from the first to the last token, by the longest gap.
+        slow_life: ledgers of all responses up to the last token, by E2E.
+        slow_whole: the same for non-streamed responses; `whole` is their E2E, and
+            `num_slow_whole` the number beyond the limits of first and later tokens together.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class RequestStats:
         self.reasoning_tokens = self.output_tokens_of_reasoners = self.num_reasoners = 0
 
     def add(self, request: FinalRequest, prefills_ns: Ints) -> None:
-        """Take a request.
+        """Add a request.
 
         Args:
-            request: a finished one.
-            prefills_ns: [gaps between its tokens], what each waited for others' prefills.
+            request: a finished request.
+            prefills_ns: [gaps between its tokens], wait for others' prefills in each.
         """
         if request.joined_late:
             self.num_joined_late += 1
@@ -117,7 +117,7 @@ class RequestStats:
         self.e2e_unpreempted.add(life.whole_ns - _of(life.by_cause, LOST_TO_PREEMPTION))
 
     def share_of_life(self, *causes: str) -> float:
-        """Return how much of all answers' time went to some causes."""
+        """Return the share of all responses' time booked to these causes."""
         whole_ns = self.life_ns.total()
         return _of(self.life_ns, causes) / whole_ns if whole_ns else 0.0
 
@@ -132,20 +132,20 @@ def _gaps_ns(times_ns: array[int]) -> Ints:
 
 
 def by_gap(times_ns: array[int], ends_ns: Ints, waits_ns: Ints, *, at_most_ns: int) -> Ints:
-    """Give each wait inside a step to the gap between tokens that it made longer.
+    """Assign each wait within a step to the gap between tokens that it lengthened.
 
-    That is the gap in which the step ended: its token is what came late, whether it leaves at once
-    or while the next step runs already.
+    That is the gap in which the step ended: its token was delayed, whether it is emitted at once or
+    during the next step.
 
     Args:
-        times_ns: of the emission events.
-        ends_ns: [steps], when each ended.
-        waits_ns: [steps], what the request waited for in each.
-        at_most_ns: what the ledger has booked of it between the tokens; where steps overlap, a wait
-            is not a delay in full.
+        times_ns: times of the emission events.
+        ends_ns: [steps], end of each.
+        waits_ns: [steps], wait of the request in each.
+        at_most_ns: time that the ledger booked between the tokens; if steps overlap, a wait is
+            not fully a delay.
 
     Returns:
-        [gaps], none longer than its gap, in all at most `at_most_ns`.
+        [gaps], each at most its gap, in total at most `at_most_ns`.
     """
     times, gaps_ns = np.frombuffer(times_ns, dtype=np.int64), _gaps_ns(times_ns)
     waited_ns = np.zeros(len(gaps_ns), dtype=np.int64)

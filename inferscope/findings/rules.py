@@ -1,4 +1,4 @@
-"""All rules over one engine's run: each a mistake that people make, silent on a healthy run."""
+"""Rules of all findings over one engine's run; a healthy run yields none."""
 
 from __future__ import annotations
 
@@ -52,33 +52,36 @@ FEWEST_REQUESTS = 20
 
 
 class EngineFindings(msgspec.Struct, frozen=True):
-    """What one engine's run shows."""
+    """Findings of one engine."""
 
     engine_id: str
     model: str
     num_requests: int
-    """Seen from their beginning."""
+    """Number of requests observed from their beginning."""
     num_joined_late: int
     findings: tuple[Finding, ...] | None
-    """Missed objectives, the fastest burn first, and mistakes, what took most of the answers' time
-    first; None where there were too few requests."""
+    """Findings, None with too few requests.
+
+    Missed objectives come first, the fastest burn first; then problems, the largest loss of time
+    first.
+    """
     disaggregation: Disaggregation | None
-    """None likewise, and where no answer had several tokens."""
+    """Latencies without interference; None likewise, or if no response had several tokens."""
     is_synthetic: bool = False
-    """The records say that they are made up."""
+    """Whether the records are marked as synthetic."""
     objectives: tuple[ObjectiveCount, ...] | None = None
-    """How the objectives of its model were kept; None where nobody asked."""
+    """Counts by objective of its model; None without objectives."""
 
 
 def findings(
-    watch: RunSummarizer, promised: SloFindings | None = None
+    summarizer: RunSummarizer, slo_findings: SloFindings | None = None
 ) -> tuple[EngineFindings, ...]:
-    """Judge each engine's run, also by what is promised of it."""
-    return tuple(_of(run, promised) for run in watch.runs.values())
+    """Return the findings of each engine, also against its objectives."""
+    return tuple(_of(run, slo_findings) for run in summarizer.runs.values())
 
 
-def _of(run: RunSummary, promised: SloFindings | None) -> EngineFindings:
-    outcome = None if promised is None else promised.outcome(run.engine_id)
+def _of(run: RunSummary, slo_findings: SloFindings | None) -> EngineFindings:
+    outcome = None if slo_findings is None else slo_findings.outcome(run.engine_id)
     found: tuple[Finding, ...] | None = None
     if run.requests.num >= FEWEST_REQUESTS:
         found = findings_of(run, outcome)
@@ -96,7 +99,7 @@ def _of(run: RunSummary, promised: SloFindings | None) -> EngineFindings:
 
 
 def findings_of(run: RunSummary, outcome: SloOutcome | None = None) -> tuple[Finding, ...]:
-    """Return what a run shows, however few its requests: missed objectives, then mistakes."""
+    """Return a run's findings for any number of requests: missed objectives, then problems."""
     found = [finding for rule in RULES if (finding := rule(run)) is not None]
     missed = () if outcome is None else outcome.missed
     judged = {} if outcome is None else outcome.judged

@@ -1,4 +1,4 @@
-"""Watching a run in bounded memory: a sink of the fold that listens to its records as well."""
+"""Summary of a run in bounded memory, built by a sink of the fold."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FRONT_END = "frontend"
 
 
 class RunSummary:
-    """What is summed up of one engine.
+    """Summary of one engine's run.
 
     Attributes:
-        info: what it said of itself, None before it has.
-        is_synthetic: its records say that they are made up.
-        slowness: steps beyond their model, and evidence why.
-        devices: plain uuids of what its ranks run on.
+        info: engine information; None before its record.
+        is_synthetic: whether its records are marked as synthetic.
+        slowness: steps slower than their model, with evidence.
+        devices: plain UUIDs of its ranks' devices.
     """
 
     def __init__(self, engine_id: str) -> None:
@@ -45,10 +45,10 @@ class RunSummary:
 
 
 class RunSummarizer:
-    """Sums up the run of each engine, live or from a recording alike.
+    """Sink that summarizes the run of each engine, live or from a recording.
 
     Attributes:
-        runs: by engine.
+        runs: summaries by engine.
     """
 
     def __init__(self) -> None:
@@ -58,18 +58,18 @@ class RunSummarizer:
         self._samplers: set[int] = set()
 
     def step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Add a step."""
         run = self._run(step.engine_id)
         if run.steps.add(step):
             run.slowness.add(step)
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         run = self._run(request.engine_id)
         run.requests.add(request, run.steps.end(request))
 
     def listen(self, ring: int, record: Record) -> None:
-        """Take a record of the fold."""
+        """Add a record of the fold."""
         if isinstance(record, RingOpened):
             if record.role == SAMPLER_ROLE:
                 self._samplers.add(record.ring)

@@ -1,7 +1,7 @@
-"""Findings on objectives: which of them a run missed, by how much, and for what.
+"""Findings on objectives: which were missed, the burn rate, and the causes.
 
-Good and bad are decided as `inferscope collect --slo FILE` decides them. The burn is over the whole
-run: bad requests over those that may be bad of as many.
+Verdicts are those of `inferscope collect --slo FILE`. The burn rate is over the whole run: bad
+requests over the number allowed for as many.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from inferscope.slo.verdicts import FAILURES
 
 
 class _Misses:
-    """What is summed up of an objective's bad requests that are over."""
+    """Statistics of an objective's finished bad requests."""
 
     def __init__(self) -> None:
         self.over_ns = 0
         self.num_sufficient: Counter[str] = Counter()
-        """By cause: requests that would have passed but for it."""
+        """Requests that would have met the objective without this cause, by cause."""
         self.worst = ""
         self._worst_ns = -1
 
     def add(self, request: FinalRequest, over_ns: int, missed: Breach | None) -> None:
-        """Take a bad request, beyond its limit by so much over all its gaps."""
+        """Add a bad request that exceeded its limit by `over_ns` over all its gaps."""
         self.over_ns += over_ns
         if over_ns > self._worst_ns:
             self._worst_ns, self.worst = over_ns, request.external_id or request.request_id
@@ -44,43 +44,43 @@ class _Misses:
 
 
 class SloOutcome(msgspec.Struct, frozen=True):
-    """How one engine's requests fared under the objectives of its model."""
+    """Results of one engine's requests under the objectives of its model."""
 
     counts: tuple[ObjectiveCount, ...]
     missed: tuple[Finding, ...]
-    """The fastest burn first."""
+    """Findings on missed objectives, the fastest burn first."""
     judged: dict[str, bool] = {}
     """Whether an objective was missed, by metric; TPOT counts as TBT."""
 
 
 class SloFindings:
-    """Takes a run that is judged by objectives, and passes it on to a watch.
+    """Sink that judges a run by objectives and passes it on to a summarizer.
 
-    judging = Judging(promised.judge_of, promised)   is the fold's sink, and listens besides
+    judging = Judging(promised.judge_of, promised)   a sink of the fold that also takes records
     """
 
-    def __init__(self, objectives: Objectives, watch: RunSummarizer) -> None:
-        """Take the objectives of all models, and who watches the run."""
+    def __init__(self, objectives: Objectives, summarizer: RunSummarizer) -> None:
+        """Keep the objectives of all models and the summarizer."""
         self._objectives = objectives
-        self._watch = watch
+        self._summarizer = summarizer
         self._judges: dict[str, tuple[Judge, ObjectiveCounter]] = {}
         self._misses: dict[tuple[str, str], _Misses] = {}
         self._lives_ns: Counter[str] = Counter()
 
     def judge_of(self, engine_id: str) -> Judge:
-        """Return who judges an engine that begins to be seen."""
+        """Return the judge of an engine that was first observed."""
         counting = ObjectiveCounter(_spend_nothing)
         judge = Judge(self._objectives, counting)
         self._judges[engine_id] = judge, counting
         return judge
 
     def step(self, step: FinalStep) -> None:
-        """Take a step."""
-        self._watch.step(step)
+        """Add a step."""
+        self._summarizer.step(step)
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request with its results."""
-        self._watch.request(request)
+        """Add a request with its results."""
+        self._summarizer.request(request)
         self._lives_ns[request.engine_id] += request.delivered_ns - request.arrived_ns
         results = {} if request.judged is None else request.judged.results
         if all(results.values()):
@@ -96,7 +96,7 @@ class SloFindings:
             misses.add(request, longest_ns if why is None else why.over_ns, why)
 
     def outcome(self, engine_id: str) -> SloOutcome:
-        """Tell how an engine's requests fared; nothing of one that nobody judged."""
+        """Return the results of an engine's requests; empty without a judge."""
         if engine_id not in self._judges:
             return SloOutcome((), ())
         counts = self._judges[engine_id][1].of(self._in_force(engine_id))
@@ -117,8 +117,8 @@ class SloFindings:
         burn = count.num_bad / allowed
         sentences = [
             f"{good_line(one).capitalize()}: {count.num_good / num:.2%} of {num} requests were "
-            f"good, {one.objective * 100:g}% are promised. {count.num_bad} were bad where "
-            f"{allowed:.3g} may be."
+            f"good, the target is {one.objective * 100:g}%. {count.num_bad} were bad where "
+            f"{allowed:.3g} are allowed."
         ]
         evidence = [
             Number("good_requests", count.num_good, "measured"),
@@ -129,16 +129,16 @@ class SloFindings:
         top = next((cause for cause, _ in causes if cause != UNKNOWN), None)
         if causes:
             of_each = ", ".join(f"`{cause}` {num_bad}" for cause, num_bad in causes)
-            sentences.append(f"To blame, by bad requests: {of_each}.")
+            sentences.append(f"Main causes, by number of bad requests: {of_each}.")
         if top is not None:
             evidence.append(Number("top_cause", top, "modelled"))
             evidence.append(Number("top_cause_requests", count.causes[top], "modelled"))
             spared = misses.num_sufficient[top]
             if spared:
-                sentences.append(f"But for `{top}` alone, {spared} would have passed.")
+                sentences.append(f"Without `{top}`, {spared} would have met the objective.")
                 evidence.append(Number("would_have_passed_without_top_cause", spared, "modelled"))
         advice = "" if top is None else OF_OBJECTIVE.get(top, advice_for(top).advice)
-        run = self._watch.runs.get(engine_id)
+        run = self._summarizer.runs.get(engine_id)
         why = reason(run.slowness) if top == "slowdown" and run is not None else None
         if why is not None:
             sentences += why.sentences
@@ -154,7 +154,7 @@ class SloFindings:
             lost_share=min(1.0, misses.over_ns / lives_ns) if lives_ns else 0.0,
             sentences=tuple(sentences),
             evidence=tuple(evidence),
-            advice=advice.strip() or "Look at the requests in flight: `inferscope attach`.",
+            advice=advice.strip() or "Check the requests in flight: `inferscope attach`.",
             objective=ObjectiveMiss(one.name, one.objective, count.num_good, count.num_bad, burn),
             causes=() if top is None else (top,),
         )
@@ -164,7 +164,7 @@ class SloFindings:
 
 
 def _beyond(one: Objective, request: FinalRequest) -> Breach | None:
-    """Return by how much a request missed a threshold; None where there is none."""
+    """Return the miss of a threshold by a request; None without one."""
     if one.threshold_ns is None:
         return None
     limit = breach.Objective(explained_metric(one, request), one.threshold_ns)
@@ -176,4 +176,4 @@ def _burn(finding: Finding) -> float:
 
 
 def _spend_nothing(objective: Objective, is_good: bool) -> None:
-    """A run is no part of a budget's window."""
+    """Do nothing: a run does not belong to a budget's window."""

@@ -1,18 +1,17 @@
-"""Why steps are slower than their model: a co-tenant, held-down clocks, the model, cold shapes.
+"""Reasons for steps slower than predicted: co-tenant, clocks, model misfit, cold shapes.
 
 Each alternative gets the part of the excess that its own evidence covers:
 
-    co_tenant       time that the engine waited for a CPU that others used, second by second; or how
-                    much slower steps are in seconds with others on the host or the device than in
-                    those without
+    co_tenant       time that the engine waited for a CPU used by others, second by second; or
+                    how much slower steps are in seconds with others on the host or device
     own_threads     time that its threads waited for a CPU while no other process used one
     throttling      time held back by a CPU quota; or how much slower steps are while the driver
-                    holds clocks down
+                    throttles clocks
     cold_shapes     how much slower the first step of a shape is than later ones of its kind
     model_misfit    one kind of step is slow throughout, also while the host is idle
     unexplained     none of them covers half
 
-Parts are estimated each by itself, so they may overlap and need not sum to the whole.
+Parts are estimated independently, so they may overlap and need not sum to the whole.
 """
 
 from __future__ import annotations
@@ -34,35 +33,38 @@ Why = Literal[
 Confidence = Literal["high", "medium", "low"]
 
 _MATTERS = 0.15
-"""Least share of all answers' time that is a finding, or..."""
+"""Minimum share of all responses' time for a finding, or..."""
 _MATTERS_IN_ONE = 0.25
 """... of the time to the first token, or of that after it."""
 _UNEXPLAINED = 0.25
-"""Least share of all answers' time that is a finding without a reason: less, a busy neighbour's use
-of caches and memory makes of a healthy run (measured 0.09 to 0.25 beside 1.5 of 2 CPUs in use)."""
+"""Minimum share of all responses' time for a finding without a reason.
+
+A busy neighbour's use of caches and memory costs less: 0.09 to 0.25 measured with 1.5 of 2 CPUs in
+use.
+"""
 _TAIL = 0.05
 _STARVED, _LACKING = 0.3, 0.25
-"""Shares of the time in which threads want a CPU, and of all time, spent without one."""
+"""Minimum shares of the time in which threads want a CPU, and of all time, spent without one."""
 _NAMED, _SURE = 0.5, 0.7
-"""Parts of the excess that evidence has to cover, to be named and to be named with confidence."""
+"""Minimum parts of the excess that evidence covers, to name it and to name it with confidence."""
 _RIVAL = 0.5
-"""Share of the best covered part from which on another alternative is a rival."""
+"""Share of the best covered part from which another alternative is a rival."""
 _BASELINE = 0.1
-"""Least share of the steps' time that has to be undisturbed to serve as a baseline."""
+"""Minimum share of the steps' time that is undisturbed to serve as a baseline."""
 _USED = 0.1
-"""CPUs that others use, over all CPUs: from here on the host is not idle."""
+"""Share of all CPUs used by others from which the host is not idle."""
 _FREE_OF_WAITS = 0.2
-"""Waits over excess, up to which a second counts as undisturbed."""
+"""Maximum ratio of waits to excess for a second to count as undisturbed."""
 _THROTTLED = 0.5
 _FOREIGN = 0.05
-"""Shares of a second from which on clocks count as held down, and a device as shared."""
+"""Shares of a second from which clocks count as throttled, and a device as shared."""
 _IN_ONE_KIND = 0.7
 _ABOVE_OTHERS = 2.0
 _STEADY = 0.8
-"""Least share of the seconds in which a kind's residual is at least half its median."""
+"""Minimum share of the seconds in which a kind's residual is at least half its median."""
 _FEWEST_SECONDS = 4
 _FEWEST_LATER = 0.1
-"""Least share of a kind's time in steps whose shape was seen before."""
+"""Minimum share of a kind's time in steps whose shape is not new."""
 
 _ADVICE: dict[Why, str] = {
     "co_tenant": "Give the engine's processes CPUs or a device of their own (cpuset, exclusive "
@@ -71,26 +73,26 @@ _ADVICE: dict[Why, str] = {
     "workers), or give it more CPUs.",
     "throttling": "Raise the limit that holds it back: the CPU quota of its control group, the "
     "power limit, or the cooling.",
-    "cold_shapes": "Warm the server up before it takes traffic, with each batch size and prompt "
+    "cold_shapes": "Warm the server up before it receives traffic, with each batch size and prompt "
     "length that occurs.",
-    "model_misfit": "Nothing is wrong with the machine: such steps take that long here, and the "
-    "cost model does not know it. Run `inferscope calibrate`, or let the server run until the fit "
-    "has seen such steps; until then read their `slowdown` as their own work.",
-    "unexplained": "Profile such a step (`inferscope profile`), and look at the host and the "
+    "model_misfit": "The machine is healthy: such steps take this long here, and the "
+    "cost model does not predict it. Run `inferscope calibrate`, or let the server run until the "
+    "fit has seen such steps; until then read their `slowdown` as their own work.",
+    "unexplained": "Profile such a step (`inferscope profile`), and check the host and the "
     "device at that time.",
 }
 _TITLES: dict[Why, str] = {
-    "co_tenant": "Steps are slow: others use the engine's CPUs or device",
+    "co_tenant": "Steps are slow: other processes use the engine's CPUs or device",
     "own_threads": "Steps are slow: the engine's own threads compete for its CPUs",
-    "throttling": "Steps are slow: the CPU or the device is held back",
+    "throttling": "Steps are slow: the CPU or the device is throttled",
     "cold_shapes": "Steps are slow: first uses of shapes that the engine does not mark",
-    "model_misfit": "Steps are slower than the cost model, which does not fit them",
-    "unexplained": "Steps are slower than their model, and no evidence says why",
+    "model_misfit": "Steps are slower than predicted: the cost model does not fit them",
+    "unexplained": "Steps are slower than predicted, without evidence of a reason",
 }
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why steps took longer than their model, with the evidence for each alternative."""
+    """Reason for steps slower than predicted, with the evidence for each alternative."""
 
     why: Why
     confidence: Confidence
@@ -99,24 +101,24 @@ class Reason(msgspec.Struct, frozen=True):
 
     @property
     def advice(self) -> str:
-        """Return what to do about it."""
+        """Return the advice on the reason."""
         return _ADVICE[self.why]
 
 
 class _ExcessPart(msgspec.Struct, frozen=True):
-    """The part of the excess that one alternative's evidence covers."""
+    """Part of the excess that one alternative's evidence covers."""
 
     share: float
     sentence: str
     is_sure: bool = True
-    """False where the evidence alone does not rule the other alternatives out."""
+    """Whether the evidence alone rules the other alternatives out."""
 
 
 _NONE = _ExcessPart(0.0, "")
 
 
 def slow_steps(run: RunSummary) -> Finding | None:
-    """Report that steps are slower than their model, and why."""
+    """Find whether steps are slower than predicted, and why."""
     requests = run.requests
     sides = (requests.before_ns, requests.after_ns)
     of_one = max(side["slowdown"] / side.total() if side else 0.0 for side in sides)
@@ -144,7 +146,7 @@ def slow_steps(run: RunSummary) -> Finding | None:
         sentences.insert(
             1,
             f"The engine's busy threads had no CPU for {percent(starved)} of the time in which "
-            "they wanted one; what was so from the start, the model has learned as normal.",
+            "they wanted one; waits from the start are part of the model's normal.",
         )
     if requests.ttft.num and requests.tbt.num:
         ttft_ns, tbt_ns = requests.ttft.quantile_ns(0.95), requests.tbt.quantile_ns(0.99)
@@ -167,16 +169,16 @@ def slow_steps(run: RunSummary) -> Finding | None:
 
 
 def _in_tail(tail: Tail) -> float:
-    """Return the part of `slowdown` in the ledgers of the slowest requests."""
+    """Return the share of `slowdown` in the ledgers of the slowest requests."""
     _, rows = tail.slowest(_TAIL)
     whole_ns = rows.total()
     return rows["slowdown"] / whole_ns if whole_ns else 0.0
 
 
 def _starved(slowness: Slowness) -> float:
-    """Return the part of the time in which threads wanted a CPU that they had none.
+    """Return the share of the time wanting a CPU in which threads had none.
 
-    That much may be missing from every step without any `slowdown`: the model learns what is usual.
+    Every step may include such waits without any `slowdown`: the model learns the usual.
     """
     buckets = [bucket for bucket in slowness.buckets if bucket.steps and bucket.of("told")]
     lacking_ns = sum(_stolen_ns(bucket) + bucket.of("quota") for bucket in buckets)
@@ -186,7 +188,7 @@ def _starved(slowness: Slowness) -> float:
 
 
 def reason(slowness: Slowness) -> Reason | None:
-    """Return why steps took longer than their model; None where none did."""
+    """Return the reason for steps slower than predicted; None if none are."""
     kinds = slowness.kinds
     excess_ns = sum(of.excess_ns for of in kinds.values())
     if not excess_ns:
@@ -239,7 +241,7 @@ def _largest(kind: StepKind, of_kind: KindStats, excess_ns: int) -> str:
 
 
 def _neighbours(slowness: Slowness) -> str:
-    """Return a clause on others that use the CPUs throughout, empty where none do."""
+    """Return a clause on CPUs used by others throughout; empty if none are."""
     buckets = [bucket for bucket in slowness.buckets if bucket.steps]
     shared = [bucket for bucket in buckets if _are_cpus_shared(bucket, slowness)]
     if len(shared) < _STEADY * len(buckets):
@@ -251,7 +253,7 @@ def _neighbours(slowness: Slowness) -> str:
 
 
 def _unseen(slowness: Slowness) -> str:
-    """Return a sentence on the evidence that is missing, empty where all is there."""
+    """Return a sentence on missing evidence; empty if all is present."""
     amounts = _totals(slowness)
     unseen = []
     if not amounts["told"]:
@@ -293,18 +295,18 @@ def _totals(slowness: Slowness) -> dict[str, float]:
 
 
 def _others(amounts: dict[str, float]) -> float:
-    """Return CPUs that processes other than the engine's use, on average."""
+    """Return the mean number of CPUs used by processes other than the engine's."""
     return max(0.0, amounts["host"] - amounts["cpu"]) / amounts["told"]
 
 
 def _are_cpus_shared(bucket: SlownessBucket, slowness: Slowness) -> bool:
-    """Return whether others use the host's CPUs in this time."""
+    """Return whether other processes use the host's CPUs in this bucket."""
     others, told = bucket.of("host") - bucket.of("cpu"), bucket.of("told")
     return told > 0 and others > _USED * max(1, slowness.num_cpus) * told
 
 
 def _is_device_shared(bucket: SlownessBucket) -> bool:
-    """Return whether others use the device in this time."""
+    """Return whether other processes use the device in this bucket."""
     return bucket.of("foreign") > _FOREIGN * bucket.of("watched") > 0
 
 
@@ -325,7 +327,7 @@ def _is_throttled(bucket: SlownessBucket) -> bool:
 
 
 def _rate_of(buckets: list[SlownessBucket], slowness: Slowness) -> float | None:
-    """Return the excess over modelled time in undisturbed time; None of too little of it."""
+    """Return the excess over modelled time in undisturbed time; None if there is too little."""
     explained_ns = sum(bucket.explained_ns for bucket in buckets)
     whole_ns = sum(of.explained_ns for of in slowness.kinds.values())
     if not explained_ns or explained_ns < _BASELINE * whole_ns:
@@ -348,9 +350,9 @@ def _usual(slowness: Slowness) -> float | None:
 
 
 def _covered_ns(slowness: Slowness, *words: str) -> float:
-    """Return the excess that amounts cover, second by second.
+    """Return the excess covered by amounts, second by second.
 
-    The excess of undisturbed seconds is not due to waits in the disturbed ones.
+    The baseline excess of undisturbed seconds is not attributed to waits.
     """
     rate = _usual(slowness) or 0.0
     return sum(
@@ -364,7 +366,7 @@ def _covered_ns(slowness: Slowness, *words: str) -> float:
 
 
 def _compete(amounts: dict[str, float]) -> bool:
-    """Return whether the engine's threads wait for each other: others use too little for it."""
+    """Return whether the engine's threads wait for each other: others use too few CPUs for it."""
     return amounts["wait"] > 0 and _others(amounts) < _RIVAL * amounts["wait"] / amounts["told"]
 
 
@@ -435,7 +437,7 @@ def _throttling(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     why = named.removeprefix("throttled_")
     hot = "" if slowness.hottest_c is None else f", up to {slowness.hottest_c:.0f} °C"
     how = (
-        "all of the time, so what steps take without is not known"
+        "all of the time, so the steps' time without it is unknown"
         if rate is None
         else "and steps are as modelled while it does not"
     )
@@ -451,7 +453,7 @@ def _cold_shapes(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     slower_ns, num = 0.0, 0
     for of in slowness.kinds.values():
         if of.later.explained_ns < _FEWEST_LATER * of.explained_ns:
-            continue  # every step is a new shape: nothing to hold it against
+            continue  # every step is a new shape: no baseline
         slower_ns += max(0.0, of.first.excess_ns - of.later.rate * of.first.explained_ns)
         num += of.first.num
     share = min(1.0, slower_ns / excess_ns)
@@ -476,15 +478,15 @@ def _model_misfit(slowness: Slowness, excess_ns: int) -> _ExcessPart:
 
 
 def _steady_kind(slowness: Slowness, excess_ns: int) -> _ExcessPart:
-    """Return the part of one kind of step that is slow throughout, if there is one."""
+    """Return the part of one kind of step that is slow throughout; None without one."""
     is_told = any(bucket.of("told") for bucket in slowness.buckets)
     quiet = [
         bucket
         for bucket in slowness.buckets
         if bucket.steps
         and (bucket.of("told") or not is_told)
-        # Caches, memory bandwidth and sibling threads that others use slow down one kind of step
-        # most, as a wrong model does, and without any wait: only an idle host tells them apart.
+        # Shared caches, memory bandwidth and sibling threads slow down one kind of step most, as a
+        # wrong model does, without any wait: only an idle host separates them.
         and not (_waits(bucket) or _is_throttled(bucket) or _is_shared(bucket, slowness))
     ]
     excess: dict[StepKind, int] = {}
@@ -512,7 +514,7 @@ def _steady_kind(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     is_usual = of_top.median_residual() >= 0.25 * rate  # not a few stalls among healthy steps
     if num_steady < _STEADY * len(rates) or not usual or not is_usual:
         return _NONE
-    # In disturbed seconds the same steps take at least as much beyond the model.
+    # In disturbed seconds the same steps have at least the same excess.
     share = min(of_top.excess_ns, rate * of_top.explained_ns) / excess_ns
     idle = "also while the host is idle" if is_told else "and the host was not observed"
     return _ExcessPart(

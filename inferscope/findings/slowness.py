@@ -1,6 +1,6 @@
-"""Sums over steps that took longer than their model, beside what the host and devices counted.
+"""Sums over steps slower than predicted, with what the host and devices counted meanwhile.
 
-Everything is kept by time (`SlownessBucket`), so that time lost can be held against evidence of the same
+Everything is kept by time (`SlownessBucket`), to compare lost time with evidence of the same
 second, and by kind of step (mode, phase and size class). Memory is bounded: when a run outgrows the
 buckets, their width doubles.
 """
@@ -19,27 +19,27 @@ _MOST_SHAPES = 16_384
 _RESIDUALS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Upper bounds of the histogram of a step's excess over its modelled time."""
 UNLEARNED = ("roofline", "tokens")
-"""Sources of cost models that have not learned from this engine."""
+"""Sources of cost models that were not fitted to this engine."""
 _LEARNED = "fit"
 HOST = "host"
 _GPU = "nvml"
 _RING_SILENT_NS = 5_000_000_000
-"""After which another ring's samples stand for the host."""
+"""Nanoseconds of silence after which another ring's samples represent the host."""
 
 
 class StepKind(NamedTuple):
-    """Steps that one part of the cost model prices."""
+    """Key of steps that one part of the cost model predicts."""
 
     mode: str
     phase: str
-    """prefill, decode, mixed or verify."""
+    """Phases of the step: prefill, decode, mixed or verify."""
 
     def __str__(self) -> str:
         return f"{self.phase} steps ({self.mode})"
 
 
 class Excess:
-    """Steps of one kind: what their model explains, and what they took beyond it."""
+    """Modelled time and excess of steps of one kind."""
 
     __slots__ = ("excess_ns", "explained_ns", "num")
 
@@ -54,7 +54,7 @@ class Excess:
 
     @property
     def rate(self) -> float:
-        """Return the excess over what is explained."""
+        """Return the excess over modelled time."""
         return self.excess_ns / self.explained_ns if self.explained_ns else 0.0
 
 
@@ -62,10 +62,10 @@ class KindStats:
     """All warm steps of one kind.
 
     Attributes:
-        first: steps that were the first of their shape, and not marked cold by the engine.
+        first: first steps of their shape that the engine did not mark cold.
         later: all others.
         residuals: number of steps by excess over modelled time; bounds are _RESIDUALS.
-        by_size: by the number of tokens' binary digits.
+        by_size: excess by binary digits of the token count.
     """
 
     def __init__(self) -> None:
@@ -75,16 +75,16 @@ class KindStats:
 
     @property
     def excess_ns(self) -> int:
-        """Return what all of them took beyond their model."""
+        """Return the excess of all steps."""
         return self.first.excess_ns + self.later.excess_ns
 
     @property
     def explained_ns(self) -> int:
-        """Return what the model explains of all of them."""
+        """Return the modelled time of all steps."""
         return self.first.explained_ns + self.later.explained_ns
 
     def median_residual(self) -> float:
-        """Return the excess over modelled time of the middle step, to a factor of two."""
+        """Return the median excess over modelled time, to a factor of two."""
         half, reached = sum(self.residuals) / 2, 0
         for num, bound in zip(self.residuals, (*_RESIDUALS, 2 * _RESIDUALS[-1]), strict=True):
             reached += num
@@ -94,7 +94,7 @@ class KindStats:
 
 
 class SlownessBucket:
-    """One stretch of time: steps by kind, and amounts that samples counted, in nanoseconds."""
+    """One time interval: steps by kind, and sampled amounts in nanoseconds."""
 
     __slots__ = ("amounts", "steps")
 
@@ -103,7 +103,7 @@ class SlownessBucket:
         self.amounts: dict[str, float] = {}
 
     def take(self, other: SlownessBucket) -> None:
-        """Add the stretch that follows."""
+        """Merge the interval that follows."""
         for kind, excess in other.steps.items():
             mine = self.steps.setdefault(kind, Excess())
             mine.add(excess.explained_ns, excess.excess_ns, excess.num)
@@ -111,47 +111,47 @@ class SlownessBucket:
             self.amounts[word] = self.amounts.get(word, 0.0) + amount
 
     def of(self, word: str) -> float:
-        """Return an amount, 0 where nothing was counted."""
-        if word == "quota":  # each process of a container counts what all of it was held back
+        """Return an amount; 0 if nothing was counted."""
+        if word == "quota":  # each process of a container counts the throttling of all of it
             of_processes = [ns for key, ns in self.amounts.items() if key.startswith("quota_")]
             return max(of_processes, default=0.0)
-        if word == "wait":  # some kernels count what a quota holds back as a wait, others do not
+        if word == "wait":  # some kernels count quota throttling as a wait, others do not
             return max(0.0, self.amounts.get("run_wait", 0.0) - self.of("quota"))
         return self.amounts.get(word, 0.0)
 
     @property
     def excess_ns(self) -> int:
-        """Return what all steps took beyond their model."""
+        """Return the excess of all steps."""
         return sum(each.excess_ns for each in self.steps.values())
 
     @property
     def explained_ns(self) -> int:
-        """Return what the model explains of all steps."""
+        """Return the modelled time of all steps."""
         return sum(each.explained_ns for each in self.steps.values())
 
 
 class Slowness:
-    """The warm steps of one engine over time, and the evidence beside them.
+    """Warm steps of one engine over time, with the evidence of the same time.
 
     Amounts of a bucket, all in nanoseconds:
-        told            time that samples of the host cover
+        told            time covered by samples of the host
         run_wait        engine's threads ready to run without a CPU, summed over threads
-        quota_RING      held back by the CPU quota of the container of a ring's process
-        quota           largest of these
+        quota_RING      throttled by the CPU quota of the container of a ring's process
+        quota           maximum of these
         wait            run_wait without quota
-        steal           the engine's part of CPU time that the hypervisor gave away
+        steal           the engine's part of CPU time taken by the hypervisor
         cpu             processor time of the engine's observed processes
-        host            CPU time in use on the host, by anybody
-        device          time that samples of the device cover
-        throttled       of it, clocks held down; throttled_REASON by reason
-        watched         time in which samples tell whether others use the device
+        host            CPU time in use on the host, by all processes
+        device          time covered by samples of the device
+        throttled       of it, clocks throttled; throttled_REASON by reason
+        watched         time in which samples show whether others use the device
         foreign         of it, with kernels of other processes
 
     Attributes:
         kinds: steps by kind.
-        unlearned_ns: excess of steps priced before the model had learned from this engine.
-        num_cpus: of the host; 0 where nothing told.
-        hottest_c: highest temperature of a device, None where nothing told.
+        unlearned_ns: excess of steps predicted before the model was fitted to this engine.
+        num_cpus: CPUs of the host; 0 if unknown.
+        hottest_c: highest device temperature in °C; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -168,11 +168,11 @@ class Slowness:
 
     @property
     def buckets(self) -> list[SlownessBucket]:
-        """Return all stretches of time, `width_ns` each."""
+        """Return all buckets, `width_ns` each."""
         return self._buckets
 
     def add(self, step: FinalStep) -> None:
-        """Take a step; cold ones have a ledger row of their own."""
+        """Add a step; cold ones have a ledger row of their own and are ignored."""
         delay = step.delay
         if delay is None or step.is_dummy:
             return
@@ -203,10 +203,10 @@ class Slowness:
             self.unlearned_ns += excess_ns
 
     def host_sample(self, ring: int, sample: CounterSample, *, runs_steps: bool) -> None:
-        """Take what a probe's process counted of the host.
+        """Add a host sample of a probe's process.
 
         Args:
-            ring: the process's.
+            ring: ring of the process.
             sample: of source `host`.
             runs_steps: False for a front end, whose waits do not delay steps.
         """
@@ -217,7 +217,7 @@ class Slowness:
         if runs_steps:
             amounts[f"quota_{ring}"] = values.get("quota_ns", 0.0)
             amounts["run_wait"] = values.get("run_wait_ns", 0.0)
-        # One process's samples stand for the host, that nothing is counted twice.
+        # One process's samples represent the host, so that nothing is counted twice.
         is_free = self._host_ring < 0 or sample.end_ns - self._host_ns > _RING_SILENT_NS
         if is_free and runs_steps:
             self._host_ring = ring
@@ -232,7 +232,7 @@ class Slowness:
         self._spread(sample, amounts)
 
     def device_sample(self, sample: CounterSample) -> None:
-        """Take what a sampler counted of a device that this engine runs on."""
+        """Add a sample of one of the engine's devices."""
         values, window_ns = sample.values, float(sample.end_ns - sample.start_ns)
         if sample.source != _GPU or window_ns <= 0:
             return
@@ -255,7 +255,7 @@ class Slowness:
             self._spread(sample, amounts)
 
     def _spread(self, sample: CounterSample, amounts: Mapping[str, float]) -> None:
-        """Divide amounts over the stretches of time that a window touches."""
+        """Divide amounts over the buckets that a window overlaps."""
         window_ns = sample.end_ns - sample.start_ns
         at_ns = max(sample.start_ns, sample.end_ns - 8 * self.width_ns)
         while at_ns < sample.end_ns:

@@ -1,10 +1,10 @@
-"""Speculation that costs more than it saves: drafts verified, against one token for each request.
+"""Cost of speculation: steps that verify drafts, against one token for each request.
 
     with      Σ T(S)                     steps that verify or draft, as measured
-    without   Σ T(S, one token each)     by the model in force, on the scale of the same steps
+    without   Σ T(S, one token each)     by the model in force, scaled to the same steps
 
-A step with drafts brings each request one token and those accepted; without, one. So speculation
-pays as long as Σ with is below (1 + accepted a slice) Σ without.
+A step with drafts yields each request one token plus the accepted ones; without drafts, one. So
+speculation pays off as long as Σ with is below (1 + accepted a slice) Σ without.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Ints = NDArray[np.int64]
 
 
 class Speculation:
-    """The steps of one engine that verify or draft.
+    """Steps of one engine that verify or draft.
 
     Attributes:
-        num_steps: of them.
-        num_slices: verified.
-        proposed: draft tokens; of them accepted.
-        spent_ns: of those steps, measured.
-        plain_ns: what they would have taken with one token each (modelled).
+        num_steps: number of them.
+        num_slices: number of verifying slices.
+        proposed: draft tokens; `accepted` likewise.
+        spent_ns: measured time of those steps.
+        plain_ns: modelled time of the steps with one token each.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Speculation:
         self.plain_ns = 0.0
 
     def listen(self, slices: StepSlices) -> None:
-        """Take a step's rows, for what was proposed and accepted."""
+        """Add a step's rows, for the proposed and accepted tokens."""
         if VERIFY not in slices.phases:
             return
         self.num_slices += slices.phases.count(VERIFY)
@@ -46,7 +46,7 @@ class Speculation:
         self.accepted += _sum(slices.accepted, "accepted")
 
     def add(self, step: FinalStep) -> None:
-        """Take a step, if it speculates."""
+        """Add a step, if it speculates."""
         if step.components is None or not (step.phases >= VERIFY).any():
             return
         self.num_steps += 1
@@ -55,14 +55,14 @@ class Speculation:
 
     @property
     def cost_ratio(self) -> float | None:
-        """Return the time of a token with speculation over without; None where it is not known."""
+        """Return the time of a token with speculation over without; None if unknown."""
         if not self.num_slices or not self.plain_ns:
             return None
         return self.spent_ns / ((1 + self.accepted / self.num_slices) * self.plain_ns)
 
 
 def _plain_ratio(step: FinalStep, used: Components) -> float:
-    """Return what a step would have taken without drafts, over what it took by the same model."""
+    """Return a step's time without drafts over its time, both by the same model."""
     modelled_ns = used.model.steps_ns(StepTable.of(used.batch)).item()
     is_kept = step.phases <= VERIFY
     if modelled_ns <= 0 or not is_kept.any():

@@ -1,4 +1,4 @@
-"""Sums over the steps of a run, and what each request waited for others' prefills in them."""
+"""Statistics of a run's steps, and each request's waits for others' prefills in them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inferscope.records import PREFILL
 Ints = NDArray[np.int64]
 
 _MOST_WAITING = 8192
-"""Requests in flight whose waits are kept; of ends that are not seen the oldest are forgotten."""
+"""Maximum number of requests in flight whose waits are kept; the oldest are dropped."""
 
 
 class RankStepTime(msgspec.Struct):
-    """The steps of one rank, as it measured them."""
+    """Steps of one rank, as it measured them."""
 
     num: int = 0
     sum_ns: int = 0
@@ -34,22 +34,23 @@ class RankStepTime(msgspec.Struct):
 
 
 class StepStats:
-    """The steps of one engine, once each: of several ranks, the first speaks for all.
+    """Statistics of one engine's steps, each counted once: the first rank represents all.
 
     Attributes:
-        num: of them.
-        busy_ns: measured, of that rank.
-        num_cold: first of their shape.
-        num_mixed: with both phases.
-        mixed_prefill_tokens: computed in those.
-        num_decoding: with decodes.
-        decodes: summed over those.
-        num_modelled: of those, steps under a model that has learned from this engine.
-        decodes_modelled: summed over those.
-        decode_alone_ns: what those decodes would have taken each by itself, summed (modelled).
-        decode_together_ns: what they took without prefills, summed (modelled).
-        speculation: those that verify or draft.
-        of_rank: of every rank that is seen, by data-parallel rank and rank.
+        num: number of steps.
+        busy_ns: measured time of that rank.
+        num_cold: first steps of their shape.
+        num_mixed: steps with both phases.
+        mixed_prefill_tokens: prefill tokens in those.
+        num_decoding: steps with decodes.
+        decodes: decodes summed over those.
+        num_modelled: of those, steps under a model fitted to this engine.
+        decodes_modelled: decodes summed over those.
+        decode_alone_ns: modelled time of those decodes without others, summed.
+        decode_together_ns: modelled time of those decodes in their batches without prefills,
+            summed.
+        speculation: steps that verify or draft.
+        of_rank: times of every observed rank, by data-parallel rank and rank.
     """
 
     def __init__(self) -> None:
@@ -62,10 +63,10 @@ class StepStats:
         self.of_rank: dict[tuple[int, int], RankStepTime] = {}
         self._last: tuple[int, int] | None = None
         self._waits: OrderedDict[str, tuple[array[int], array[int]]] = OrderedDict()
-        """By request: when steps ended in which it decoded beside prefills, and its waits there."""
+        """Ends of steps with others' prefills, and the request's waits in them, by request."""
 
     def add(self, step: FinalStep) -> bool:
-        """Take a step; return whether this is the first of its ranks, which counts for all."""
+        """Add a step; return whether it is the first of its ranks, which represents all."""
         if step.request_ids or step.unnamed:
             of_rank = self.of_rank.setdefault((step.dp_rank, step.rank), RankStepTime())
             of_rank.num += 1
@@ -115,7 +116,7 @@ class StepStats:
             waits.popitem(last=False)
 
     def end(self, request: FinalRequest) -> Ints:
-        """Forget a request that is final; return what each of its gaps waited for prefills."""
+        """Drop a final request; return each of its gaps' wait for prefills."""
         ends_ns, waits_ns = self._waits.pop(request.request_id, _NEVER)
         cause = "decode_interference"
         booked_ns = request.ledger_ns.get(cause, 0) - request.ttft_ledger_ns.get(cause, 0)

@@ -10,11 +10,11 @@ _BINS_PER_E = 10
 
 
 class Tail:
-    """Ledger rows of requests by how long they took, in bins of 10 %.
+    """Ledger rows of requests by duration, in bins of 10 %.
 
     Attributes:
-        num: requests.
-        whole_ns: rows of all of them.
+        num: number of requests.
+        whole_ns: rows of all requests.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class Tail:
         """Count one request.
 
         Args:
-            took_ns: what it is ranked by.
-            rows_ns: its ledger, by cause.
+            took_ns: duration that ranks it.
+            rows_ns: its ledger by cause.
         """
         self.num += 1
         self.whole_ns.update(rows_ns)

@@ -1,5 +1,5 @@
-"""The live screen and its plain-text twin: a view of `Snapshot`, and of nothing else.
+"""Live screen and its plain-text form: a view of `Snapshot` only.
 
 Import `inferscope.tui.app` for the screen (needs textual) and `inferscope.tui.once` for the text
-(needs nothing); this package re-exports neither, so that the second never loads the first.
+(needs nothing). This package re-exports neither, so that the second never loads the first.
 """

@@ -1,8 +1,8 @@
-"""The application: snapshots in, scenes out, keys that change how one looks at them.
+"""Textual application: receives snapshots, draws scenes, and handles keys that change the view.
 
-    source ─► Feed (thread) ─► SnapshotReady ─► App.scene ─► the screen in front
+    source ─► Feed (thread) ─► SnapshotReady ─► App.scene ─► the active screen
 
-A snapshot that comes while an older one still waits replaces it, so that a slow terminal drops
+A snapshot that arrives while an older one is queued replaces it, so that a slow terminal drops
 frames and never keys. Nothing here acts on the observed server.
 """
 
@@ -34,19 +34,19 @@ _MESSAGE_S = 5.0
 
 
 class SnapshotReady(Message):
-    """The newest snapshot; it replaces one that was not yet shown."""
+    """Newest snapshot; it replaces one that was not shown yet."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
         self.snapshot = snapshot
 
     def can_replace(self, message: Message) -> bool:
-        """Say that only the newest counts."""
+        """Return whether the message is a snapshot: only the newest counts."""
         return isinstance(message, SnapshotReady)
 
 
 class SourceFailed(Message):
-    """The source could not give a snapshot."""
+    """Failure of the source to return a snapshot."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SourceFailed(Message):
 
 
 class SourceWaits(Message):
-    """The source has nothing to show yet."""
+    """Status of a source that has no snapshot yet."""
 
     def __init__(self, status: str) -> None:
         super().__init__()
@@ -94,15 +94,15 @@ class InferScopeApp(App[None]):
         earlier: Sequence[Snapshot] = (),
         at_idx: int | None = None,
     ) -> None:
-        """Show a source.
+        """Set up the application for a source.
 
         Args:
-            source: Read, and in the end closed, by a thread of this application.
-            refresh_hz: How often the screen is drawn anew.
+            source: Source of snapshots; a thread of this application reads and finally closes it.
+            refresh_hz: Frames per second.
             ascii: Draw with ASCII characters only.
-            window_ns: Of distributions and rates.
-            earlier: Snapshots of before, to step back to.
-            at_idx: The one of them to open on, frozen; None opens on the present.
+            window_ns: Window of distributions and rates.
+            earlier: Earlier snapshots to step back to.
+            at_idx: Index of the one to open frozen; None opens on the present.
         """
         super().__init__()
         self.animation_level = "none"
@@ -129,17 +129,17 @@ class InferScopeApp(App[None]):
         )
 
     def get_default_screen(self) -> Screen[None]:
-        """Start with the overview."""
+        """Return the overview."""
         return self._overview
 
     def on_mount(self) -> None:
-        """Show that nothing is there yet, and then start to fetch."""
+        """Show the empty screen, then start fetching."""
         if self._at_idx is not None:
             self._freeze_at(self._at_idx)
         self.call_after_refresh(self._begin)
 
     def on_unmount(self) -> None:
-        """Stop to fetch; the source is closed by then."""
+        """Stop fetching; the source is then closed."""
         self._feed.stop()
 
     # --- snapshots ------------------------------------------------------------------------------
@@ -153,16 +153,16 @@ class InferScopeApp(App[None]):
             self.show(replace(self.scene, snapshot=message.snapshot, failure=""))
 
     def on_source_failed(self, message: SourceFailed) -> None:
-        """Say that what is on screen grows old, and why."""
+        """Show the failure: the screen grows stale."""
         self.show(replace(self.scene, failure=message.reason))
 
     def on_source_waits(self, message: SourceWaits) -> None:
-        """Show what the source does meanwhile."""
+        """Show the status of the source."""
         if self.scene.snapshot is None:
             self.show(replace(self.scene, status=message.status))
 
     def show(self, scene: Scene) -> None:
-        """Make a scene the present one and draw it."""
+        """Set the current scene and draw it."""
         self.scene = scene
         if not self.screen_stack:
             return
@@ -170,19 +170,20 @@ class InferScopeApp(App[None]):
         if isinstance(screen, OverviewScreen | DetailScreen):
             screen.show(scene)
 
-    def say(self, text: str) -> None:
-        """Answer a key, for a moment; empty takes the answer back."""
+    def show_message(self, text: str) -> None:
+        """Show a short message in reply to a key; an empty text clears it."""
         if text == self.scene.message:
             return
         self.show(replace(self.scene, message=text))
         if text:
-            self.set_timer(_MESSAGE_S, lambda: self._unsay(text))
+            self.set_timer(_MESSAGE_S, lambda: self._clear_message(text))
 
     def leave(self) -> None:
-        """End the application soon; any thread may call this."""
+        """Exit the application soon; any thread may call this."""
         self.post_message(ExitApp())
 
-    # --- what the screens ask for ---------------------------------------------------------------
+    # --- requests of the screens
+    # -------------------------------------------------------------------
 
     def open_request(self, row: RequestRow) -> None:
         """Open the detail of a request."""
@@ -192,48 +193,48 @@ class InferScopeApp(App[None]):
         self.call_after_refresh(lambda: self.show(self.scene))
 
     def focus_on(self, request_id: str | None) -> None:
-        """Ask for the tokens of a request, one by one."""
+        """Request the token times of one request."""
         self._feed.set_focus(request_id)
 
     def copy_request(self, row: RequestRow) -> None:
-        """Put a request as JSON on the clipboard (OSC 52)."""
+        """Copy a request as JSON to the clipboard (OSC 52)."""
         self.copy_to_clipboard(msgspec.json.encode(row).decode())
-        self.say(f"copied {row.external_id or row.request_id} as JSON")
+        self.show_message(f"copied {row.external_id or row.request_id} as JSON")
 
     # --- keys -----------------------------------------------------------------------------------
 
     def action_freeze(self) -> None:
-        """Hold the screen, or let it go on."""
+        """Freeze or resume the display."""
         if self.scene.is_frozen:
             self.action_live()
         elif len(self._past):
             self._freeze_at(len(self._past) - 1)
 
     def action_step(self, step: int) -> None:
-        """Step through the kept snapshots; the first step freezes."""
+        """Step through the retained snapshots; the first step freezes."""
         if not len(self._past):
             return
         shown = self._past.shown_idx if self.scene.is_frozen else len(self._past) - 1
         self._freeze_at(shown + step)
 
     def action_live(self) -> None:
-        """Show the newest again."""
+        """Show the newest snapshot again."""
         if self.scene.is_frozen:
             snapshot = self._past[-1]
             self.show(replace(self.scene, snapshot=snapshot, is_frozen=False, behind_ns=0))
 
     def action_window(self) -> None:
-        """Take the next window."""
+        """Select the next window."""
         window_ns = _after(WINDOWS_NS, self.scene.window_ns, 1, wraps=True)
         self._set_pace(replace(self.scene, window_ns=window_ns))
 
     def action_rate(self, step: int) -> None:
-        """Repaint more or less often."""
+        """Change the repaint rate."""
         refresh_hz = _after(REFRESH_RATES_HZ, self.scene.refresh_hz, step, wraps=False)
         self._set_pace(replace(self.scene, refresh_hz=refresh_hz))
 
     def action_unit(self) -> None:
-        """Take the other unit."""
+        """Select the other unit."""
         self.show(replace(self.scene, unit="ms" if self.scene.unit == "%" else "%"))
 
     def action_engine(self) -> None:
@@ -243,35 +244,36 @@ class InferScopeApp(App[None]):
             self.show(replace(self.scene, engine_idx=index))
 
     def action_theme(self) -> None:
-        """Take the other theme."""
+        """Select the other theme."""
         self.theme = DARK.name if self.theme == LIGHT.name else LIGHT.name
 
     def action_help(self) -> None:
-        """Show the keys."""
+        """Show the help."""
         self.push_screen(HelpScreen(is_ascii=self._is_ascii), lambda _: self.show(self.scene))
 
     def action_export(self) -> None:
-        """Write this screen as SVG and its snapshot as JSON into the current folder."""
+        """Write this screen as SVG and its snapshot as JSON into the current directory."""
         snapshot = self.scene.snapshot
         if snapshot is None:
-            self.say("nothing to export yet")
+            self.show_message("nothing to export yet")
             return
         name = f"inferscope-{(snapshot.real_ns or snapshot.mono_ns) // 1_000_000}"
         drawing = self.export_screenshot(title="InferScope")
         self.run_worker(lambda: self._write(name, drawing, snapshot), thread=True)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """List every key by name, for the palette."""
-        yield SystemCommand("Freeze", "Hold the screen, or let it go on", self.action_freeze)
-        yield SystemCommand("Live", "Show the newest again", self.action_live)
+        """Yield every key's command by name, for the palette."""
+        yield SystemCommand("Freeze", "Freeze or resume the display", self.action_freeze)
+        yield SystemCommand("Live", "Show the newest snapshot", self.action_live)
         yield SystemCommand("Window", "10 s, 60 s, 5 min", self.action_window)
         yield SystemCommand("Unit", "% or ms", self.action_unit)
         yield SystemCommand("Theme", "Dark or light", self.action_theme)
         yield SystemCommand("Export", "Screen as SVG, snapshot as JSON", self.action_export)
         yield SystemCommand("Help", "All keys, and how numbers are made", self.action_help)
-        yield SystemCommand("Quit", "Leave the server as it is", self.exit)
+        yield SystemCommand("Quit", "Quit; the server is unaffected", self.exit)
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- helpers
+    # -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self.show(self.scene)
@@ -293,18 +295,18 @@ class InferScopeApp(App[None]):
         self._feed.set_pace(window_ns=scene.window_ns, refresh_hz=scene.refresh_hz)
         self.show(scene)
 
-    def _unsay(self, text: str) -> None:
+    def _clear_message(self, text: str) -> None:
         if self.scene.message == text:
-            self.say("")
+            self.show_message("")
 
     def _write(self, name: str, drawing: str, snapshot: Snapshot) -> None:
         try:
             write_private(Path(f"{name}.svg"), drawing.encode())
             write_private(Path(f"{name}.json"), json_of(snapshot).encode())
         except OSError as error:
-            self.call_from_thread(self.say, f"cannot export here: {error}")
+            self.call_from_thread(self.show_message, f"cannot export here: {error}")
             return
-        self.call_from_thread(self.say, f"wrote {name}.svg and {name}.json")
+        self.call_from_thread(self.show_message, f"wrote {name}.svg and {name}.json")
 
 
 def _after(choices: tuple[Number, ...], present: Number, step: int, *, wraps: bool) -> Number:

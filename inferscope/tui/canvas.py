@@ -1,4 +1,4 @@
-"""The bridge from lines to Textual: a widget that draws lines and repaints only changed ones."""
+"""Textual widget that draws lines and repaints only changed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLOURS = (
     "foreground", "background", "dim", "frame", "bar", "track", "prefill", "decode", "alarm",
     "cursor",
 )  # fmt: skip
-"""The theme variables that roles are made of."""
+"""Theme variables that styles are made of."""
 
 
 @lru_cache(maxsize=8)
@@ -47,7 +47,7 @@ def _styles(colours: tuple[tuple[str, str], ...]) -> dict[str, Style]:
 
 
 def styles_of(app: App[object], *, has_focus: bool = False) -> dict[str, Style]:
-    """Give the style of every role in the theme of the moment; a focused frame stands out."""
+    """Return the style of every role in the current theme; a focused frame stands out."""
     variables: Mapping[str, str] = app.theme_variables
     colours = {name: variables[name] for name in _COLOURS}
     if has_focus:
@@ -56,7 +56,7 @@ def styles_of(app: App[object], *, has_focus: bool = False) -> dict[str, Style]:
 
 
 class Painter:
-    """Keeps the strips of a block of lines and tells which lines changed."""
+    """Cache of a block's strips that detects changed lines."""
 
     def __init__(self) -> None:
         self._lines: list[Line] = []
@@ -66,7 +66,7 @@ class Painter:
     def paint(
         self, lines: list[Line], width: int, styles: dict[str, Style], *, is_ascii: bool
     ) -> list[int]:
-        """Take new lines; give the indices of those that look different now."""
+        """Update the lines; return the indices of those that look different now."""
         key = (width, id(styles), is_ascii)
         is_same = key == self._key and len(lines) == len(self._lines)
         changed = [i for i, line in enumerate(lines) if not (is_same and line == self._lines[i])]
@@ -78,7 +78,7 @@ class Painter:
         return changed
 
     def strip(self, y: int, width: int, style: Style) -> Strip:
-        """Give the strip of one line, blank beyond the last."""
+        """Return the strip of one line; blank beyond the last."""
         if y < len(self._strips):
             return self._strips[y]
         return Strip.blank(width, style)
@@ -99,7 +99,7 @@ def _strip(line: Line, width: int, styles: dict[str, Style], *, is_ascii: bool) 
 
 
 class Canvas(Widget):
-    """Shows what a pure function draws from the scene."""
+    """Widget that shows what a pure function draws from the scene."""
 
     DEFAULT_CSS = "Canvas { height: 1; width: 1fr; }"
 
@@ -142,7 +142,7 @@ class Canvas(Widget):
         self._paint()
 
     def render_line(self, y: int) -> Strip:
-        """Give one line of the last drawing."""
+        """Return one line of the last drawing."""
         return self._painter.strip(y, self.size.width, styles_of(self.app)["body"])
 
     def _paint(self) -> None:

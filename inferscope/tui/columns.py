@@ -1,4 +1,4 @@
-"""The columns of the request table: heading, width, text, colour and order, per column."""
+"""Columns of the request table: heading, width, text, colour and order of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SortValue = float | str | None
 
 @dataclass(frozen=True)
 class Column:
-    """One column: how it is headed, written, coloured and sorted."""
+    """One column: heading, text, colour and sort key."""
 
     name: str
     heading: str
     width: int
-    """0 takes what the others leave."""
+    """Width in cells; 0 takes the remaining width."""
     write: Callable[[RequestRow, Unit], str]
     sort_value: Callable[[RequestRow], SortValue]
     role: Callable[[RequestRow], Role] = lambda row: "body"
@@ -132,7 +132,7 @@ _TINY = (_REQUEST, _STATE, _OUT, _P99)
 
 
 def columns_for(width: int) -> tuple[Column, ...]:
-    """Choose the columns for a screen's width."""
+    """Return the columns for a screen's width."""
     if width < 72:
         return _TINY
     if width < 112:
@@ -143,7 +143,7 @@ def columns_for(width: int) -> tuple[Column, ...]:
 def heading_line(
     columns: Sequence[Column], width: int, *, unit: Unit, sort: str, is_reversed: bool
 ) -> Line:
-    """Draw the headings; that of the sort column is marked."""
+    """Return the heading line; the sort column is marked."""
     arrow = "▼" if is_reversed else "▲"
     spans: list[Span] = []
     for column, cells in zip(columns, _widths(columns, width), strict=True):
@@ -157,7 +157,7 @@ def heading_line(
 
 
 def row_line(row: RequestRow, columns: Sequence[Column], width: int, *, unit: Unit) -> Line:
-    """Draw one request; the whole line is dim once it is done."""
+    """Return the line of one request, dim once it is done."""
     is_done = row.state == "done"
     spans: list[Span] = []
     for column, cells in zip(columns, _widths(columns, width), strict=True):
@@ -174,7 +174,7 @@ def row_line(row: RequestRow, columns: Sequence[Column], width: int, *, unit: Un
 
 
 def column_at(columns: Sequence[Column], width: int, x: int) -> Column | None:
-    """Find the column drawn at cell `x`."""
+    """Return the column drawn at cell `x`."""
     left = 0
     for column, cells in zip(columns, _widths(columns, width), strict=True):
         left += cells
@@ -191,9 +191,9 @@ def order_rows(
     is_reversed: bool,
     num_first: int | None = None,
 ) -> list[int]:
-    """Sort indices of rows by a column, unknown values last either way, ties as they came.
+    """Sort indices of rows by a column, unknown values always last, ties in input order.
 
-    With `num_first` only that many are found, by a heap, and given.
+    With `num_first`, only that many are found, by a heap, and returned.
     """
     read = column.sort_value
     unknown: float | str = "" if column.is_text else 0.0

@@ -1,10 +1,10 @@
-"""The language behind `/`: terms that a request must all meet.
+"""Filter language behind `/`: terms that a request must all meet.
 
     state:decode p99>30 id:rag* ttft>200 out>=10 !state:done
 
-`field:pattern` matches words with `*` and `?`, alternatives split by commas; `field>number` (and
-`>= < <= = !=`) compares numbers, times in ms; a bare word looks for itself in the id; `!` negates.
-Unknown never meets a comparison.
+`field:pattern` matches words with `*` and `?`, alternatives separated by commas. `field>number`
+(and `>= < <= = !=`) compares numbers, times in ms. A bare word is searched in the ID; `!` negates.
+An unknown value never meets a comparison.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ NUMBERS: dict[str, Callable[[RequestRow], float | None]] = {
         None if row.interference_share is None else 100 * row.interference_share
     ),
 }
-"""Fields that are compared; times in ms, shares in per cent."""
+"""Numeric fields; times in ms, shares in percent."""
 
 WORDS: dict[str, Callable[[RequestRow], str]] = {
     "id": lambda row: row.external_id or row.request_id,
     "state": lambda row: row.state,
     "finish": lambda row: row.finish or "",
 }
-"""Fields that are matched."""
+"""Text fields."""
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -66,13 +66,13 @@ _TERM = re.compile(r"(?P<field>[a-z0-9]+)(?P<op>>=|<=|!=|[:<>=])(?P<value>.*)", 
 
 @dataclass(frozen=True)
 class Filter:
-    """A parsed filter; `matches` tells whether a request meets all its terms."""
+    """A parsed filter; `matches` tests a request against all its terms."""
 
     text: str
     predicates: tuple[Predicate, ...]
 
     def matches(self, row: RequestRow) -> bool:
-        """Tell whether a request meets every term."""
+        """Return whether a request meets every term."""
         return all(predicate(row) for predicate in self.predicates)
 
 
@@ -80,10 +80,10 @@ EVERYTHING = Filter("", ())
 
 
 def parse_filter(text: str) -> Filter:
-    """Read a filter.
+    """Parse a filter.
 
     Raises:
-        BadInput: with one sentence that names the bad term and what would do.
+        BadInput: a term is invalid; the message names it and shows a valid one.
     """
     terms = text.split()
     return Filter(" ".join(terms), tuple(_term(term) for term in terms))

@@ -1,4 +1,4 @@
-"""The first line: who is observed, how current this is, and what InferScope owns up to."""
+"""First line of the screen: the observed engine, how current the data is, and caveats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW = 100
 
 
 def header(scene: Scene, width: int) -> Line:
-    """Draw the header in exactly `width` cells; names give way to confessions."""
+    """Return the header in exactly `width` cells; names are shortened for caveats."""
     right = _right(scene, is_narrow=width < _NARROW)
     left: list[Span] = [(" InferScope", "title")]
     view = scene.view
@@ -40,7 +40,7 @@ def header(scene: Scene, width: int) -> Line:
 
 
 def status_line(scene: Scene, width: int) -> Line:
-    """Draw the one line of a tiny screen."""
+    """Return the only line of a tiny screen."""
     view = scene.view
     if view is None:
         return fit_line(_state(scene), width)
@@ -49,42 +49,42 @@ def status_line(scene: Scene, width: int) -> Line:
 
 
 def caveats(scene: Scene) -> list[str]:
-    """List what makes this screen less than the whole truth."""
+    """Return what makes the numbers on this screen incomplete."""
     view, snapshot = scene.view, scene.snapshot
-    said: list[str] = []
+    notes: list[str] = []
     if scene.failure:
-        said.append("no new data")
+        notes.append("no new data")
     if view is None or snapshot is None:
-        return said
+        return notes
     health = view.health
     if health.probe_state == "lost" or not (view.is_alive or view.has_ended):
-        said.append("engine lost")
+        notes.append("engine lost")
     elif health.probe_state not in ("on", "") and not view.has_ended:
-        said.append(f"probe {health.probe_state.replace('_', ' ')}")
+        notes.append(f"probe {health.probe_state.replace('_', ' ')}")
     if view.ledger_missing:
-        said.append(view.ledger_missing)
+        notes.append(view.ledger_missing)
     if health.unsupported:
         features = ", ".join(name.partition(":")[0] for name in health.unsupported)
-        said.append(f"unsupported: {plain(features)}")
+        notes.append(f"unsupported: {plain(features)}")
     skewed = [f"{one.role} {one.rank}" for one in health.skewed_clocks if not one.is_corrected]
     if skewed:
-        said.append(f"wrong clock: {plain(', '.join(skewed))}")
+        notes.append(f"wrong clock: {plain(', '.join(skewed))}")
     if health.num_lost:
-        said.append(f"{count(health.num_lost)} records lost")
+        notes.append(f"{count(health.num_lost)} records lost")
     if health.num_unjoined:
-        said.append(f"{count(health.num_unjoined)} unjoined")
+        notes.append(f"{count(health.num_unjoined)} unjoined")
     num_late = sum(row.joined_late and row.state != "done" for row in view.requests)
     if num_late:
-        said.append(f"{num_late} joined late")
+        notes.append(f"{num_late} joined late")
     model = view.cost_models[0] if view.cost_models else None
     if model is not None and model.is_provisional and model.num_steps:
         num_steps = min(model.num_steps, ENOUGH_STEPS)
-        said.append(f"shares provisional: {num_steps} of {ENOUGH_STEPS} steps learned")
-    return said
+        notes.append(f"shares provisional: {num_steps} of {ENOUGH_STEPS} steps learned")
+    return notes
 
 
 def format_probe(health: Health) -> str:
-    """Return what the probe costs: what steps wait for, and what is hidden behind the device."""
+    """Return the probe's overhead: time that steps wait for, and time hidden behind the device."""
     total, hidden = health.probe_share, health.probe_hidden_share
     if total is None or not hidden:
         return share(total)
@@ -94,9 +94,9 @@ def format_probe(health: Health) -> str:
 def _right(scene: Scene, *, is_narrow: bool) -> Line:
     spans: list[Span] = []
     view = scene.view
-    said = caveats(scene)
-    if said:
-        spans.append((f"{TRIANGLE} {said[0] if is_narrow else ', '.join(said)}  ", "alarm"))
+    notes = caveats(scene)
+    if notes:
+        spans.append((f"{TRIANGLE} {notes[0] if is_narrow else ', '.join(notes)}  ", "alarm"))
     if view is not None and view.is_synthetic:
         spans.append(("synthetic  ", "strong"))
     spans += _state(scene)

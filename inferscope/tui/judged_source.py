@@ -1,9 +1,9 @@
-"""A source of snapshots whose engines carry what the run so far shows.
+"""Source of snapshots with the findings of the run so far.
 
-    source ─► snapshots ─► Judged ─► the same, with findings ─► screen
-      └─ steps, requests, records ─► Watch ──┘
+    source ─► snapshots ─► JudgedSource ─► the same, with findings ─► screen
+      └─ steps, requests, records ─► RunSummarizer ──┘
 
-A run is judged every two seconds: findings are of a whole run, and change slowly.
+Findings are computed every two seconds: they cover a whole run and change slowly.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _EVERY_NS = 2_000_000_000
 
 
 class JudgedSource:
-    """Snapshots of a source, with the findings of the run up to each.
+    """Source of snapshots, with the findings of the run up to each.
 
     Attributes:
-        source: what the snapshots come from.
+        source: source of the snapshots.
     """
 
     def __init__(self, source: RingSource | RecordingSource, watch: RunSummarizer) -> None:
-        """Take a source, and the watch that is its sink and listens to its records."""
+        """Keep a source, and the summarizer that is its sink and record listener."""
         self.title = source.title
         self.source = source
         self._watch = watch
@@ -34,7 +34,7 @@ class JudgedSource:
 
     @property
     def focus(self) -> str | None:
-        """Return the request whose tokens snapshots hold one by one."""
+        """Return the request whose token times the snapshots hold."""
         return self.source.focus
 
     @focus.setter
@@ -42,7 +42,7 @@ class JudgedSource:
         self.source.focus = request_id
 
     def snapshot(self, window_ns: int) -> Snapshot:
-        """Return the present view over a window, with findings."""
+        """Return the current view over a window, with findings."""
         snapshot = self.source.snapshot(window_ns)
         judged_ns = self._judged_ns
         if judged_ns is None or not 0 <= snapshot.mono_ns - judged_ns < _EVERY_NS:

@@ -1,4 +1,4 @@
-"""The keys of the screens: what the footer shows, what the help explains."""
+"""Keys of the screens: texts of the footer and the help."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     (
         "Move",
         (
-            ("↑ ↓  j k", "a request up or down; PgUp PgDn, g G for the ends"),
-            ("Enter", "where this request's time went"),
+            ("↑ ↓  j k", "previous or next request; PgUp PgDn, g G for the ends"),
+            ("Enter", "latency ledger of this request"),
             ("Esc", "back; ends a zoom or a filter"),
-            ("← →  h l", "in the detail: the request before, after"),
-            ("Tab", "next panel; z zooms it, and Tab goes on to the next"),
+            ("← →  h l", "in the detail: previous, next request"),
+            ("Tab", "next panel; z zooms it, Tab then shows the next"),
         ),
     ),
     (
@@ -55,15 +55,15 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("w", "window of all numbers: 10 s, 60 s, 5 min"),
             ("u", "the other unit: % or ms"),
             ("z", "the focused panel alone; in the detail: time between tokens"),
-            ("n", "next engine, where there are several"),
+            ("n", "next engine, if there are several"),
             ("t", "dark or light"),
         ),
     ),
     (
         "Time",
         (
-            ("Space", "freeze the screen; collecting goes on"),
-            ("[ ]  End", "step back and forth through what was kept; live again"),
+            ("Space", "freeze the display; collection continues"),
+            ("[ ]  End", "step through earlier snapshots; live again"),
             ("+ -", "repaint rate: 1, 2, 4, 10 Hz"),
         ),
     ),
@@ -73,7 +73,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("e", "this screen as SVG and its snapshot as JSON, here"),
             ("y", "the request as JSON, to the clipboard"),
             (": ctrl+p", "every command by name"),
-            ("q ctrl+q", "quit; the observed server notices nothing"),
+            ("q ctrl+q", "quit; the server is unaffected"),
         ),
     ),
 )
@@ -85,13 +85,13 @@ PAGE_HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
             ("w", "window of the rates and latencies: 10 s, 60 s, 5 min"),
             ("t", "dark or light"),
             ("? m", "this help"),
-            ("q ctrl+q", "quit; the server is not affected"),
+            ("q ctrl+q", "quit; the server is unaffected"),
         ),
     ),
 )
-"""The keys of the screen of a metrics page."""
+"""Keys of the metrics-page screen."""
 PAGE_METHODS: tuple[str, ...] = (
-    "rates        the counters of the page, now and a window ago",
+    "rates        difference of the page's counters over the window",
     "latencies    within the bounds of the server's histograms: <150ms is in the first",
     "ledgers      none: start the server with inferscope run to have them",
 )
@@ -104,7 +104,7 @@ METHODS: tuple[str, ...] = (
 
 
 def footer(keys: tuple[Key, ...], width: int) -> Line:
-    """Draw as many keys as fit; help and quit always do."""
+    """Return the footer with as many keys as fit; help and quit always do."""
     last = _spans(LAST_KEYS)
     room = width - _width(last) - 1
     spans: list[Span] = [(" ", "body")]

@@ -1,4 +1,4 @@
-"""What causes, phases and states are called and drawn as; the words are RECORDS.md's."""
+"""Labels of causes, phases and states."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from inferscope.collector.snapshot import EngineView
 from inferscope.cost.verdict import split_verdict
 from inferscope.tui.lines import DIAMOND, DOT, TRIANGLE, Role
 
-SYNTHETIC = "Synthetic: its records say of themselves that they were made up, not measured."
+SYNTHETIC = "Synthetic: its records are marked as generated, not measured."
 
 CAUSE_MEANINGS: dict[str, str] = {
-    "upstream": "before it reached this server",
+    "upstream": "before reaching this server",
     "frontend": "parse, template, tokenise",
     "encode": "images and audio",
-    "queue": "waiting to be admitted",
-    "queue_idle": "waiting while the device idled",
+    "queue": "waiting for admission",
+    "queue_idle": "waiting while the device was idle",
     "kv_load": "loading cached KV",
     "prefill_own": "computing its own prompt",
     "prefill_co_batched": "other prompts in the same steps",
     "prefill_interference": "decodes in the same steps",
-    "decode_own": "what its tokens cost alone",
-    "decode_co_batched": "price of batching decodes",
+    "decode_own": "decoding its own tokens",
+    "decode_co_batched": "other decodes in the same steps",
     "decode_interference": "prefills in the same steps",
     "draft": "speculative drafts",
     "rank_wait": "waiting for the slowest rank",
-    "slowdown": "steps slower than their model",
+    "slowdown": "steps slower than predicted",
     "cold_start": "first use of a shape, compilation",
     "cpu_gap": "scheduler and host between steps",
-    "not_scheduled": "running, but not in the step",
+    "not_scheduled": "admitted but skipped",
     "preempted": "evicted, waiting to resume",
-    "recompute": "tokens computed again",
+    "recompute": "recomputing lost tokens",
     "kv_transfer": "KV moving between workers",
     "paused": "engine paused",
-    "engine_lost": "engine gone",
+    "engine_lost": "engine exited or crashed",
     "output": "sampling, detokenise, send",
     "delivery": "waiting for the client to read",
 }
@@ -50,7 +50,7 @@ STATE_MARKS: dict[str, tuple[str, Role]] = {
 BAD_FINISHES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost", "shed"})
 
 BINDINGS: dict[str, str] = {
-    "none": "nothing in the last step",
+    "none": "no limit reached",
     "slots": "all sequence slots taken",
     "blocks": "no free KV blocks",
     "budget": "token budget of a step used up",
@@ -58,7 +58,7 @@ BINDINGS: dict[str, str] = {
 
 
 def cause_role(cause: str) -> Role:
-    """Give the colour of a cause: that of its phase, or alarm for work lost."""
+    """Return the colour of a cause: that of its phase, or alarm for lost work."""
     if cause in _ALARMING:
         return "alarm"
     if cause.startswith("prefill"):
@@ -69,25 +69,25 @@ def cause_role(cause: str) -> Role:
 
 
 def more_or_less(difference: float) -> str:
-    """Say how far something is above or below what it is held against: `9% less`."""
+    """Return a relative difference in words: `9% less`."""
     return f"{100 * abs(difference):.0f}% {'less' if difference < 0 else 'more'}"
 
 
 def view_verdict(view: EngineView) -> str:
-    """Return why the split of an engine's last steps is not to be relied on; empty if it is."""
+    """Return why the split of an engine's last steps is not reliable; empty if it is."""
     model = view.cost_models[0] if view.cost_models else None
     is_provisional = model is not None and model.is_provisional
     return split_verdict(view.model_residual, is_provisional=is_provisional)
 
 
 def has_gpu(view: EngineView) -> bool:
-    """Tell whether the device may be called a GPU."""
+    """Return whether the device is a GPU."""
     device = view.device.lower()
     return bool(device) and "cpu" not in device
 
 
 def format_listed(view: EngineView) -> str:
-    """Return which requests are listed: `3 live, 99 done in 60 s`, or `200 of 607 done in 60 s`."""
+    """Return the counts of listed requests: `3 live, 200 of 607 done in 60 s`."""
     num_live = min(view.num_requests, len(view.requests))
     num_done = len(view.requests) - num_live
     live = _of_all(num_live, view.num_requests)
@@ -100,7 +100,7 @@ def _of_all(num: int, num_all: int) -> str:
 
 
 def format_window(window_ns: int) -> str:
-    """Name a window: `10 s`, `60 s`, `5 min`."""
+    """Return the name of a window: `10 s`, `60 s`, `5 min`."""
     window_s = round(window_ns / 1e9)
     if window_s > 60 and window_s % 60 == 0:
         return f"{window_s // 60} min"

@@ -1,7 +1,7 @@
-"""Lines of spans: what panels return and what everything that shows them understands.
+"""Lines of spans: the output of panels.
 
 A span is text and its role; a theme turns a role into a colour, plain text drops it. One character
-is one cell (`plots.plain` sees to that), so widths are lengths.
+is one cell (`plots.plain` ensures that), so widths are lengths.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ Role = Literal[
     "body", "dim", "strong", "title", "key", "border", "bar", "gauge",
     "prefill", "decode", "alarm", "cursor",
 ]  # fmt: skip
-"""Colour has three meanings: prefill, decode and alarm. The others are weights of the body text.
+"""Roles. Colour has three meanings: prefill, decode and alarm.
 
-A line whose first span is empty and of role `cursor` is the one under the cursor."""
+The others are weights of the body text. A line whose first span is empty and of role `cursor` is
+the one under the cursor.
+"""
 Span = tuple[str, Role]
 Line = tuple[Span, ...]
 
@@ -27,17 +29,17 @@ DIAMOND, DOT, TRIANGLE = "◆", "●", "▲"
 
 
 def width_of(line: Line) -> int:
-    """Count the cells of a line."""
+    """Return the number of cells of a line."""
     return sum(len(text) for text, _ in line)
 
 
 def text_of(line: Line) -> str:
-    """Join a line's text."""
+    """Return a line's text."""
     return "".join(text for text, _ in line)
 
 
 def fit_line(line: Line, width: int) -> Line:
-    """Pad or cut a line to exactly `width` cells."""
+    """Return a line padded or cut to exactly `width` cells."""
     have = width_of(line)
     if have == width:
         return line
@@ -55,7 +57,7 @@ def fit_line(line: Line, width: int) -> Line:
 
 
 def spread(left: Line, right: Line, width: int) -> Line:
-    """Put one line at the left edge and one at the right; the left one is cut if it must be."""
+    """Return a line of two parts at the left and right edges; the left one is cut if necessary."""
     room = width - width_of(right)
     if room < 0:
         return fit_line(right, width)
@@ -70,7 +72,7 @@ def join_columns(blocks: Sequence[Sequence[Line]]) -> list[Line]:
 def frame(
     title: str, lines: Iterable[Line], width: int, height: int, *, note: str = "", foot: str = ""
 ) -> list[Line]:
-    """Draw a rounded frame with a title, a note at the top right and one at the bottom right."""
+    """Return a rounded frame with a title, a note at the top right and one at the bottom right."""
     inner = width - 4
     body = list(lines)[: height - 2]
     body += [BLANK] * (height - 2 - len(body))
@@ -82,7 +84,7 @@ def frame(
 
 
 def rule(title: str, width: int, *, note: str = "") -> Line:
-    """Draw a horizontal rule with a title: the frame of a narrow screen."""
+    """Return a horizontal rule with a title: the frame of a narrow screen."""
     return _edge("", "", title, note, width)
 
 

@@ -1,4 +1,4 @@
-"""The screen as plain text, once: for `attach --once` and wherever stdout is no terminal."""
+"""The screen as plain text, once: for `attach --once`, and if stdout is not a terminal."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SORT = "p99"
 
 
 def once_text(snapshot: Snapshot, *, width: int = 100, ascii: bool = False) -> str:
-    """Write a snapshot as text: who, phases, service levels, causes, requests.
+    """Return a snapshot as text: engine, phases, service levels, causes, requests.
 
     Args:
-        snapshot: What to write.
-        width: No line is wider.
+        snapshot: Snapshot to format.
+        width: Maximum line width.
         ascii: Use ASCII characters only.
     """
     lines: list[str] = []
@@ -51,7 +51,7 @@ def once_text(snapshot: Snapshot, *, width: int = 100, ascii: bool = False) -> s
             lines.append("")
         lines += _engine(scene, snapshot.engines[engine_idx], width)
     if not lines:
-        lines.append(f"InferScope  {plain(snapshot.source)}: no engine has written anything yet")
+        lines.append(f"InferScope  {plain(snapshot.source)}: no records from an engine yet")
     lines += [f"note: {plain(note)}" for note in snapshot.notes]
     cut = [(line if len(line) <= width else fit(line, width)).rstrip() for line in lines]
     text = "\n".join(cut) + "\n"
@@ -95,10 +95,10 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
     ]
     if view.is_synthetic:
         who.append("synthetic")
-    said = caveats(scene)
+    notes = caveats(scene)
     lines = ["  ".join(who)]
-    if said:
-        lines.append(f"▲ {', '.join(said)}")
+    if notes:
+        lines.append(f"▲ {', '.join(notes)}")
     lines.append(
         f"running {view.num_running}  waiting {view.num_waiting}  held {view.num_held}"
         f"  preempted {count(view.num_preemptions)}  finished {count(view.num_finished)}"

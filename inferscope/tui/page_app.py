@@ -1,4 +1,4 @@
-"""The application over a metrics page: read in a thread, once a second."""
+"""Textual application over a metrics page, polled in a thread once a second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACE_S = 1.0
 
 
 class PageApp(App[None]):
-    """The live screen over a server's /metrics."""
+    """Live screen over a server's /metrics."""
 
     TITLE = "InferScope"
     CSS_PATH = Path(__file__).with_name("inferscope.tcss")
@@ -37,7 +37,7 @@ class PageApp(App[None]):
     def __init__(
         self, source: PageSource, *, window_ns: int, ascii: bool = False, pace_s: float = PACE_S
     ) -> None:
-        """Show a page, over a window to begin with."""
+        """Set up the application for a page and an initial window."""
         super().__init__()
         self._is_ascii = ascii
         self.animation_level = "none"
@@ -50,31 +50,31 @@ class PageApp(App[None]):
         self._page = PageScreen(without_secrets(source.url), is_ascii=ascii)
 
     def get_default_screen(self) -> Screen[None]:
-        """Start with the only screen."""
+        """Return the only screen."""
         return self._page
 
     def on_mount(self) -> None:
-        """Read now, and from now on."""
-        self._look()
-        self.set_interval(self._pace_s, self._look)
+        """Poll now and once a period."""
+        self._poll()
+        self.set_interval(self._pace_s, self._poll)
 
     def action_window(self) -> None:
-        """Take the next longer window, the shortest after the longest."""
+        """Select the next longer window, the shortest after the longest."""
         longer = [each for each in WINDOWS_NS if each > self._window_ns]
         self._window_ns = longer[0] if longer else WINDOWS_NS[0]
 
     def action_theme(self) -> None:
-        """Change between dark and light."""
+        """Toggle between dark and light."""
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
 
     def action_help(self) -> None:
-        """Show the keys, and how each number is made."""
+        """Show the keys and the methods of the numbers."""
         self.push_screen(
             HelpScreen(is_ascii=self._is_ascii, sections=PAGE_HELP, methods=PAGE_METHODS)
         )
 
-    def _look(self) -> None:
-        if not any(worker.is_running for worker in self.workers):  # a slow server is asked once
+    def _poll(self) -> None:
+        if not any(worker.is_running for worker in self.workers):  # one request at a time
             self.run_worker(self._read, thread=True)
 
     def _read(self) -> None:

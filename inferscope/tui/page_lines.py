@@ -1,4 +1,4 @@
-"""A metrics page as lines: what `attach http://…` shows, live and once."""
+"""A metrics page as lines: the output of `attach http://…`, live and once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferscope.tui.plots import (
     to_ascii,
 )
 
-LABEL = "from /metrics: totals only, no request is told apart, no ledger"
+LABEL = "from /metrics: totals only, no single requests, no ledger"
 _LATENCIES = (
     ("TTFT", "ttft"),
     ("TBT", "tbt"),
@@ -28,10 +28,10 @@ _LATENCIES = (
 
 
 def page_lines(view: PageView, width: int) -> list[Line]:
-    """Draw a page: who, what is now, rates, latencies."""
+    """Return the lines of a page: server, current state, rates, latencies."""
     models = ", ".join(view.models) or UNKNOWN
     who = "  ".join(("InferScope", models, view.server, view.url, clock(view.real_ns)))
-    over = f"over {duration(view.window_ns)}" if view.window_ns else "from the second look on"
+    over = f"over {duration(view.window_ns)}" if view.window_ns else "from the second poll on"
     lines: list[Line] = [
         ((fit(plain(who), width).rstrip(), "title"),),
         ((f"{TRIANGLE} {LABEL}", "alarm"),),
@@ -57,14 +57,14 @@ def page_lines(view: PageView, width: int) -> list[Line]:
 
 
 def page_text(view: PageView, *, width: int = 100, ascii: bool = False) -> str:
-    """Write a page as text."""
+    """Return a page as text."""
     text = "\n".join(text_of(line).rstrip() for line in page_lines(view, width)) + "\n"
     return to_ascii(text) if ascii else text
 
 
 def _latency_title(view: PageView) -> str:
     if view.latency_window_ns is None:
-        return "Latencies, since the server began, within its buckets"
+        return "Latencies, since the server's start, within its buckets"
     return f"Latencies, over {duration(view.latency_window_ns)}, within the server's buckets"
 
 
@@ -94,7 +94,7 @@ def _latency(word: str, found: BucketQuantiles | None) -> Line:
 
 
 def _sign(name: str, found: BucketQuantiles) -> str:
-    """Return the sign of a quantile of which only one bound is known."""
+    """Return the sign of a quantile with only one known bound."""
     if name in found.below:
         return "<"
     return ">" if name in found.beyond else ""

@@ -1,8 +1,8 @@
-"""The table of requests: thousands of rows, of which only the visible ones cost anything.
+"""Request list: thousands of rows, of which only the visible ones cost time.
 
-A frame sorts by heap just the rows in sight (and a margin), once a second all of them; it formats
-the rows in sight and repaints those whose text changed. The cursor stays on its request, not on
-its line.
+A frame sorts the visible rows (and a margin) by heap, once a second all of them; it formats the
+visible rows and repaints those whose text changed. The cursor stays on its request, not on its
+line.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from inferscope.tui.scene import Scene
 _MARGIN = 20
 _FULL_SORT_NS = 1_000_000_000
 _FRAMED = 100
-"""From this width on the table has a frame."""
+"""Minimum width in cells of a list with a frame."""
 
 
 class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
-    """A table over a tuple of rows and an order of their indices."""
+    """Widget over a tuple of rows and an order of their indices."""
 
-    DEFAULT_CSS = "RequestTable { height: 1fr; width: 1fr; scrollbar-size: 0 0; }"
+    DEFAULT_CSS = "RequestList { height: 1fr; width: 1fr; scrollbar-size: 0 0; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),
         Binding("up,k", "move(-1)", "up", show=False),
@@ -53,10 +53,10 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
     ]
 
     class Opened(Message):
-        """The user wants to see one request."""
+        """Message that asks to open one request."""
 
         def __init__(self, row: RequestRow) -> None:
-            """Name the request."""
+            """Keep the request."""
             super().__init__()
             self.row = row
 
@@ -75,29 +75,30 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self.sort_name = "p99"
         self.is_reversed = True
 
-    # --- what it shows --------------------------------------------------------------------------
+    # --- content
+    # -----------------------------------------------------------------------------------
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that this width has room for."""
+        """Return the columns that fit this width."""
         return columns_for(self.size.width)
 
     @property
     def cursor_row(self) -> RequestRow | None:
-        """The request under the cursor."""
+        """Return the request under the cursor."""
         if not self._order:
             return None
         return self._rows[self._order[min(self._cursor, len(self._order) - 1)]]
 
     @property
     def ids_in_sight(self) -> list[str]:
-        """The requests on screen, from the top."""
+        """Return the requests on screen, from the top."""
         top = self.scroll_offset.y
         seen = self._order[top : top + self._num_visible]
         return [self._rows[i].request_id for i in seen]
 
     def neighbour(self, request_id: str, step: int) -> RequestRow | None:
-        """Give the request `step` lines from another one and move the cursor there."""
+        """Return the request `step` lines from another one and move the cursor there."""
         self._sort_first(len(self._order))
         for i, index in enumerate(self._order):
             if self._rows[index].request_id == request_id:
@@ -106,7 +107,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         return self.cursor_row
 
     def show(self, scene: Scene) -> None:
-        """Take the rows of a scene."""
+        """Show the rows of a scene."""
         view = scene.view
         mono_ns = scene.snapshot.mono_ns if scene.snapshot else 0
         is_due = self._sorted_at_ns is None or not 0 <= mono_ns - self._sorted_at_ns < _FULL_SORT_NS
@@ -132,7 +133,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self._paint()
 
     def sort_next(self) -> None:
-        """Order by the next column: numbers from the largest, words from the first."""
+        """Order by the next column: numbers from the largest, text from the first."""
         names = [column.name for column in self.columns]
         i = names.index(self.sort_name) if self.sort_name in names else -1
         column = self.columns[(i + 1) % len(names)]
@@ -153,13 +154,13 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self._move_to(0 if end < 0 else len(self._order) - 1)
 
     def action_open(self) -> None:
-        """Ask for the request under the cursor."""
+        """Post a request to open the row under the cursor."""
         row = self.cursor_row
         if row is not None:
             self.post_message(self.Opened(row))
 
     def on_click(self, event: events.Click) -> None:
-        """Sort by a heading, choose a row; a second click on it opens it."""
+        """Sort by a clicked heading or select a row; a second click opens it."""
         left, top, _ = self._chrome
         line = event.y - top
         if line == -1:
@@ -182,7 +183,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self._paint()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Draw the rows that came into sight."""
+        """Draw the rows that became visible."""
         super().watch_scroll_y(old_value, new_value)
         self._paint()
 
@@ -192,7 +193,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self._paint()
 
     def render_line(self, y: int) -> Strip:
-        """Give one line of the last drawing."""
+        """Return one line of the last drawing."""
         return self._painter.strip(y, self.size.width, styles_of(self.app)["body"])
 
     # --- order ----------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
 
     @property
     def _chrome(self) -> tuple[int, int, int]:
-        """Cells at either side, lines above the rows, lines below them."""
+        """Return the cells at either side, lines above the rows, lines below them."""
         return (2, 2, 1) if self.size.width >= _FRAMED else (1, 2, 0)
 
     @property
@@ -248,7 +249,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         return 0 <= i - self.scroll_offset.y < self._num_visible
 
     def _follow(self, *, keep_in_sight: bool) -> None:
-        """Put the cursor back on its request; a cursor that was never moved stays at the top."""
+        """Move the cursor back to its request; one that was never moved stays at the top."""
         if self._cursor_id is not None:
             for i, index in enumerate(self._order):
                 if self._rows[index].request_id == self._cursor_id:

@@ -1,4 +1,4 @@
-"""What is on screen at one moment: a snapshot and how the user has chosen to look at it."""
+"""State of the screen at one time: a snapshot and the chosen view of it."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ REFRESH_RATES_HZ = (1.0, 2.0, 4.0, 10.0)
 
 @dataclass(frozen=True)
 class Scene:
-    """A snapshot and the way to look at it; every panel is a function of a scene and a size."""
+    """A snapshot and view options; every panel is a function of a scene and a size."""
 
     snapshot: Snapshot | None = None
     title: str = ""
     status: str = ""
-    """What the source does as long as it has no snapshot."""
+    """Status of a source without a snapshot."""
     engine_idx: int = 0
     window_ns: int = WINDOWS_NS[1]
     refresh_hz: float = 4.0
     is_frozen: bool = False
     behind_ns: int = 0
-    """How far a frozen snapshot lies behind the newest."""
+    """Lag of a frozen snapshot behind the newest, in ns."""
     unit: Unit = "%"
     failure: str = ""
-    """Why no newer snapshot comes."""
+    """Reason why no newer snapshot arrives."""
     message: str = ""
-    """An answer to the last key, for a moment."""
+    """Short reply to the last key."""
 
     @property
     def view(self) -> EngineView | None:
-        """The engine on screen."""
+        """Return the engine on screen."""
         if self.snapshot is None or not self.snapshot.engines:
             return None
         return self.snapshot.engines[self.engine_idx % len(self.snapshot.engines)]
 
     @property
     def num_engines(self) -> int:
-        """How many engines the snapshot holds."""
+        """Return the number of engines in the snapshot."""
         return len(self.snapshot.engines) if self.snapshot else 0
 
     def arrived_real_ns(self, row: RequestRow) -> int:
-        """Give the wall time at which a request came, 0 where the snapshot knows none."""
+        """Return the wall time of a request's arrival; 0 if the snapshot has none."""
         if self.snapshot is None or not self.snapshot.real_ns:
             return 0
         return self.snapshot.real_ns - (self.snapshot.mono_ns - row.arrived_ns)

@@ -1,4 +1,4 @@
-"""A picture of the screen, drawn without a terminal: the same screen, the same keys."""
+"""Screenshot without a terminal: the same screen, the same keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inferscope.tui.app import InferScopeApp
 from inferscope.tui.source import SnapshotSource
 
 _FRAMES = 3
-"""Repaints to wait for after each key: panels settle, messages pass."""
+"""Repaints to wait for after each key: panels settle, messages are processed."""
 
 
 def save_picture(
@@ -28,11 +28,11 @@ def save_picture(
     """Show a source, press keys, and write the screen as SVG.
 
     Args:
-        source: what to show; closed at the end.
-        path: the file to write.
-        keys: to press first, by Textual's names.
-        columns: of the screen.
-        rows: of the screen.
+        source: source to show; closed at the end.
+        path: file to write.
+        keys: keys to press first, by Textual's names.
+        columns: width of the screen.
+        rows: height of the screen.
         theme: dark or light.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The snapshots one can step back to: a fixed past from before the screen, and what came since."""
+"""Snapshots to step back to: fixed ones from before the screen, and those since."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from inferscope.collector.snapshot import Snapshot
 
 KEPT_SNAPSHOTS = 120
 KEPT_ROWS = 40_000
-"""Over all that came since, about 50 MB: with thousands of requests fewer snapshots are kept."""
+"""Maximum number of rows over all new snapshots, about 50 MB."""
 
 
 class SnapshotHistory:
-    """Snapshots in the order of time; of those that come, the oldest fall out.
+    """Snapshots in time order; of the new ones, the oldest are dropped.
 
     Attributes:
-        shown_idx: the one on a frozen screen; it stays the same one as others fall out.
+        shown_idx: index of the one on a frozen screen; it follows that snapshot when others are
+            dropped.
     """
 
     def __init__(self, earlier: Sequence[Snapshot] = ()) -> None:
-        """Begin with a past that stays."""
+        """Start with snapshots that stay."""
         self._earlier = tuple(earlier)
         self._kept: deque[Snapshot] = deque()
         self._num_rows = 0
@@ -35,7 +36,7 @@ class SnapshotHistory:
         return self._earlier[index] if index < num else self._kept[index - num]
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take the newest; of a time at which nothing went on, it replaces the one before."""
+        """Add the newest; if nothing happened since the previous one, it replaces that."""
         if self._kept and self._kept[-1].mono_ns == snapshot.mono_ns:
             self._num_rows -= _num_rows(self._kept.pop())
         self._kept.append(snapshot)
@@ -48,7 +49,7 @@ class SnapshotHistory:
                 self.shown_idx = max(self.shown_idx - 1, len(self._earlier))
 
     def show(self, index: int) -> Snapshot:
-        """Make the nearest there is the one shown, and return it."""
+        """Select the nearest snapshot, and return it."""
         self.shown_idx = max(min(index, len(self) - 1), 0)
         return self[self.shown_idx]
 

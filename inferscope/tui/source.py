@@ -1,7 +1,7 @@
-"""Where the screen's snapshots come from, and the thread that fetches them.
+"""Sources of the screen's snapshots, and the thread that fetches them.
 
-The thread owns the source: it alone calls it and closes it, so a source needs no lock and a slow
-one delays nothing but its own next snapshot.
+The thread owns the source: only it calls and closes it, so a source needs no lock and a slow one
+delays only its own next snapshot.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _RETRY_S = 1.0
 
 
 class SnapshotSource(Protocol):
-    """What the screen reads.
+    """Source of snapshots for the screen.
 
-    A source may also have a `title`, shown until the first snapshot, a `status`: what it does
-    until then, and a `focus`: the request whose tokens it tells one by one.
+    A source may also have a `title`, shown until the first snapshot; a `status`, its activity until
+    then; and a `focus`, the request whose token times it returns.
     """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
-        """Give the present view over a window, None while there is nothing to show."""
+        """Return the current view over a window; None while there is nothing to show."""
 
     def close(self) -> None:
-        """Let go of whatever is read."""
+        """Release the source."""
 
 
 class Feed:
-    """Fetches a snapshot at the repaint rate, on a thread of its own."""
+    """Thread that fetches a snapshot at the repaint rate."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Feed:
         on_failure: Callable[[str], None],
         on_status: Callable[[str], None] = lambda status: None,
     ) -> None:
-        """Prepare; `start` begins. The callbacks are called on the feed's thread."""
+        """Set up the feed; `start` begins. The callbacks are called on the feed's thread."""
         self._source = source
         self._window_ns = window_ns
         self._refresh_hz = refresh_hz
@@ -59,17 +59,17 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
 
     def start(self) -> None:
-        """Begin to fetch."""
+        """Start fetching."""
         self._thread.start()
 
     def set_pace(self, *, window_ns: int, refresh_hz: float) -> None:
-        """Change window and rate; the next snapshot comes at once."""
+        """Change window and rate; the next snapshot is taken at once."""
         self._window_ns = window_ns
         self._refresh_hz = refresh_hz
         self._wake.set()
 
     def set_focus(self, request_id: str | None) -> None:
-        """Change the request that is looked at; the next snapshot comes at once."""
+        """Change the focused request; the next snapshot is taken at once."""
         if request_id != self._focus:
             self._focus = request_id
             self._wake.set()
@@ -91,7 +91,7 @@ class Feed:
             self._source.close()
 
     def _fetch(self) -> float:
-        """Fetch once; give the pause until the next time."""
+        """Fetch once; return the pause until the next time."""
         try:
             if hasattr(self._source, "focus"):
                 self._source.focus = self._focus
@@ -99,7 +99,7 @@ class Feed:
         except InferScopeError as error:
             self._on_failure(str(error))
             return _RETRY_S
-        except Exception as error:  # the thread's top: the screen must say it, not die of it
+        except Exception as error:  # the thread's top level: the screen must show it, not die of it
             logger.exception("cannot take a snapshot")
             self._on_failure(f"{type(error).__name__}: {error}")
             return _RETRY_S

@@ -1,8 +1,7 @@
 """The two themes: one meaning per hue, legible on dark and on light.
 
-Prefill is orange and decode blue (a pair that colour-blind eyes keep apart), alarm is red and bold,
-everything else is a weight of the body text. A shape repeats each hue; Textual turns all of it grey
-where NO_COLOR is set.
+Prefill is orange and decode blue (distinct for colour-blind users), alarm is red and bold, all else
+is a weight of the body text. A shape repeats each hue; with NO_COLOR, Textual turns all of it grey.
 """
 
 from __future__ import annotations
@@ -64,6 +63,6 @@ LIGHT = Theme(
 
 
 def theme_of_terminal() -> str:
-    """Guess the theme from COLORFGBG, which some terminals set; dark where none does."""
+    """Return the theme from COLORFGBG, which some terminals set; dark without it."""
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if background in ("7", "15") else DARK.name

@@ -148,7 +148,7 @@ def test_the_queue_says_what_was_scarce_and_who_had_it() -> None:
         made({"queue": 10}, 0, is_over=True, joined_late=False), waiting=waiting, blame=blame
     )
     assert why(facts).rows[0].sentence == (
-        "waiting to be admitted: behind 1 running request; all sequence slots taken in all of the"
+        "waiting for admission: behind 1 running request; all sequence slots taken in all of the"
         " scheduler's plans meanwhile; the slots were held by req-17 (60.0%), req-9 (30.0%) and"
         " others"
     )

@@ -101,13 +101,13 @@ def test_no_color_leaves_only_greys(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
-def test_an_engine_that_is_gone_is_said_on_screen() -> None:
+def test_a_silent_engine_is_reported_on_screen() -> None:
     snapshot = moving_snapshot()
     gone = replace(snapshot.engines[0], is_alive=False)
 
     async def scenario() -> None:
         async with screen(replace(snapshot, engines=(gone,))) as running:
             assert "▲ engine lost" in running.lines[0]
-            assert "went silent" in running.text
+            assert "stopped reporting" in running.text
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""The overview of a narrow or low screen: two columns without frames, six rows."""
+"""Overview of a narrow or low screen: two columns without frames, six rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HEIGHT = 7
 
 
 def brief(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
-    """Draw phases, levels, the engine's counts and the token rates in `HEIGHT` rows."""
+    """Return phases, levels, the engine's counts and the token rates in `HEIGHT` rows."""
     left_width = width // 2
     right_width = width - left_width
     word = "GPU time" if has_gpu(view) else "Device time"
-    peaks = format_peaks(view).replace("%  ", " ")  # just what half of 80 cells has room for
+    peaks = format_peaks(view).replace("%  ", " ")  # fits half of 80 cells
     left = [
         rule(f"{word} {format_window(view.window_ns)}", left_width, note=peaks),
         *[_indented(line, left_width) for line in phase_lines(view, left_width - 2, unit=unit)],

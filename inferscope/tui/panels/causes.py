@@ -1,4 +1,4 @@
-"""Where latency went: the ledgers of the finished requests, summed by cause."""
+"""Latency by cause: the ledgers of the finished requests, summed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REST = "other causes"
 
 
 def cause_rows(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[str, int, int]]:
-    """Rank causes by time, the small ones as one row; shares in tenths of a per cent sum to 1000.
+    """Rank causes by time and merge the small ones; shares in tenths of a percent sum to 1000.
 
     Returns:
         Rows of (cause, ns, tenths), at most `num_rows`.
@@ -29,7 +29,7 @@ def cause_rows(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[str, int,
 
 
 def causes(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
-    """Draw the largest causes of latency; in ms they are per finished request."""
+    """Return the largest causes of latency; in ms they are per finished request."""
     inner = width - 4
     num_finished = view.e2e.num
     verdict = view_verdict(view)

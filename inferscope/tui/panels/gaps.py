@@ -1,4 +1,4 @@
-"""Time between tokens of one request: every gap, or the longest of a few, as one column."""
+"""Time between tokens of one request: one column per gap, or per longest of several."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from inferscope.tui.lines import Line
 from inferscope.tui.plots import columns, fit, milliseconds
 
 LEAST_ROWS = 4
-"""Of which one is the axis."""
+"""Minimum number of rows, one of which is the axis."""
 _SCALE = 9
 
 
 def gap_lines(row: RequestRow, width: int, height: int) -> list[Line]:
-    """Draw the chart: its scale at the left, the number of tokens below."""
+    """Return the chart: its scale at the left, the number of tokens below."""
     chart = max(width - _SCALE, 1)
     cells = longest_of(row.gaps_ns, chart)
     rows = max(height - 1, 1)
@@ -30,13 +30,13 @@ def gap_lines(row: RequestRow, width: int, height: int) -> list[Line]:
 
 
 def gaps_note(row: RequestRow) -> str:
-    """Say what a column is, and the longest gap."""
+    """Return the meaning of a column, and the longest gap."""
     each = f"longest of {row.gaps_per_cell} gaps each, " if row.gaps_per_cell > 1 else ""
     return f"{each}ms, longest {milliseconds(max(row.gaps_ns))}"
 
 
 def longest_of(gaps_ns: tuple[int, ...], width: int) -> list[float]:
-    """Spread gaps over columns: fewer of them are stretched, of more the longest shows."""
+    """Spread gaps over columns: few are stretched, of many the longest in a column shows."""
     num = len(gaps_ns)
     if num == 0:
         return []

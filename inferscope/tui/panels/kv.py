@@ -1,4 +1,4 @@
-"""The engine now: what runs, what waits, what is full, and what the scheduler is bound by."""
+"""Current state of the engine: running and waiting requests, KV cache, binding limit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KV_FULL = 0.95
 
 
 def kv_share(view: EngineView) -> float | None:
-    """Give the used part of the KV blocks, unknown where the engine does not say how many."""
+    """Return the used share of KV blocks; None if the engine does not report their number."""
     return view.blocks_used / view.blocks_total if view.blocks_total else None
 
 
 def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
-    """Draw the scheduler's numbers, the batch and KV bars, and what the model is off by."""
+    """Return the scheduler's numbers, the batch and KV bars, and the cost model's residual."""
     inner = width - 4
     batch = view.num_running / view.max_running if view.max_running else None
     used = kv_share(view)
@@ -35,9 +35,9 @@ def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
             "prefix", f"{share(view.cached_share)} of prompt tokens", view.cached_share, inner
         ),
         _gauge("mixed", f"{share(view.mixed_share)} of steps", view.mixed_share, inner),
-        _said("bound by", f"{view.binding or UNKNOWN}: {BINDINGS.get(view.binding, '?')}"
+        _labelled("bound by", f"{view.binding or UNKNOWN}: {BINDINGS.get(view.binding, '?')}"
               if view.binding else UNKNOWN, view.binding not in ("", "none")),
-        _said("model", _residual(view), False),
+        _labelled("model", _residual(view), False),
     ]  # fmt: skip
     note, foot = f"{view.num_finished} finished", peak_note(view)
     return frame("Engine / KV", lines, width, height, note=note, foot=foot)
@@ -68,7 +68,7 @@ def _gauge(
     cached: float | None = None,
     alarms: bool = False,
 ) -> Line:
-    """Draw a bar on its track; what is cached and can be evicted follows what is used."""
+    """Return a bar on its track; cached, evictable blocks follow the used ones."""
     head: Line = ((f"{name:9}", "dim"), (fit(text, _HEAD - 9), "alarm" if alarms else "body"))
     if value is None:
         return head
@@ -85,7 +85,7 @@ def _gauge(
     )
 
 
-def _said(name: str, text: str, alarms: bool) -> Line:
+def _labelled(name: str, text: str, alarms: bool) -> Line:
     return ((f"{name:9}", "dim"), (text, "alarm" if alarms else "body"))
 
 

@@ -1,7 +1,7 @@
-"""One request's ledger as a waterfall: each bar starts where the one before it ended.
+"""One request's ledger as a waterfall: each bar starts at the end of the previous one.
 
-The causes stand in the order of `CAUSES`, which is the order of a request's life; rows are rounded
-so that the printed ones add up to the printed sum.
+Causes are in the order of `CAUSES`, the order of a request's phases; rows are rounded so that the
+printed ones add up to the printed sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REST = "smaller causes"
 
 
 def in_lifecycle_order(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[str, int]]:
-    """Order the causes that took time; the smallest merge into one row where room is short."""
+    """Return the causes with time, in order; the smallest merge into one row if space is short."""
     known = [cause for cause in CAUSES if ledger_ns.get(cause, 0) > 0]
     known += sorted(cause for cause in ledger_ns if cause not in CAUSES and ledger_ns[cause] > 0)
     if len(known) <= num_rows:
@@ -29,7 +29,7 @@ def in_lifecycle_order(ledger_ns: dict[str, int], num_rows: int) -> list[tuple[s
 
 
 def equation(ledger_ns: dict[str, int], measured_ns: int | None, *, is_over: bool) -> str:
-    """Write the sum: what was measured, and what the rows make of it."""
+    """Return the equation of the measured time and the sum of the rows."""
     sum_ms = closed_ms(sum(ledger_ns.values()))
     if measured_ns is None or closed_ms(measured_ns) == sum_ms:
         return f"{sum_ms} ms = sum of rows"
@@ -39,7 +39,7 @@ def equation(ledger_ns: dict[str, int], measured_ns: int | None, *, is_over: boo
 
 
 def closed_ms(value_ns: int) -> str:
-    """Write milliseconds to the tenth, by the rounding that rows are closed to."""
+    """Return milliseconds with one decimal, rounded as the rows are."""
     return f"{round(value_ns / _NS_PER_TENTH_MS) / 10:.1f}"
 
 
@@ -52,15 +52,15 @@ def waterfall(
     note: str,
     missing: str = "",
 ) -> list[Line]:
-    """Draw the ledger: an axis, one line per cause, and the sum.
+    """Return the ledger's lines: an axis, one per cause, and the sum.
 
     Args:
         ledger_ns: Time by cause.
-        width: Of every line.
-        num_rows: At most so many causes.
-        total: What the sum is called.
-        note: What to say beside the sum.
-        missing: Why there is no ledger; empty where there is one.
+        width: Width of every line.
+        num_rows: Maximum number of causes.
+        total: Name of the sum.
+        note: Note right of the sum.
+        missing: Reason for a missing ledger; empty if there is one.
     """
     rows = in_lifecycle_order(ledger_ns, num_rows)
     sum_ns = sum(cause_ns for _, cause_ns in rows)

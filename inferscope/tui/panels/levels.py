@@ -17,7 +17,7 @@ LEVELS: tuple[tuple[str, str, str], ...] = (
 
 
 def level_cells(quantiles: Quantiles, unit: str, *, width: int) -> tuple[str, str, str]:
-    """Write p50, p95 and p99 in a unit."""
+    """Return p50, p95 and p99 in a unit."""
     values = (quantiles.p50_ns, quantiles.p95_ns, quantiles.p99_ns)
     if unit == "s":
         p50, p95, p99 = (seconds(value) for value in values)
@@ -27,7 +27,7 @@ def level_cells(quantiles: Quantiles, unit: str, *, width: int) -> tuple[str, st
 
 
 def level_lines(view: EngineView, width: int) -> list[Line]:
-    """Draw the table of percentiles."""
+    """Return the table of percentiles."""
     cell = min(max((width - 9) // 3, 6), 12)
     lines: list[Line] = [
         (
@@ -49,7 +49,7 @@ def level_lines(view: EngineView, width: int) -> list[Line]:
 
 
 def service_levels(view: EngineView, width: int, height: int) -> list[Line]:
-    """Draw percentiles of TTFT, TBT, E2E and queue, and two of them over time."""
+    """Return percentiles of TTFT, TBT, E2E and queue, and two of them over time."""
     inner = width - 4
     lines = level_lines(view, inner)
     for label, values in (

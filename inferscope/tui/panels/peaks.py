@@ -1,9 +1,9 @@
-"""How near a device comes to its peaks: MFU of prefill, which computes, MBU of decode, which reads.
+"""Utilization of the device's peak rates: MFU of prefill (compute), MBU of decode (memory).
 
-    MFU 46/61%   the model's FLOPs per second of prefill, of the maker's peak and of the measured
-    MBU 62/74%   the memory's bytes per second of decode, as samples tell them, likewise
+    MFU 46/61%   the model's FLOPs per second of prefill, of the vendor's and the measured peak
+    MBU 62/74%   sampled memory bytes per second of decode, likewise
 
-A peak that is not known is drawn `-`; a utilisation without a rate or a peak is left out.
+An unknown peak is drawn as `-`; a utilization without a rate or a peak is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAMES = ("spec", "measured")
 
 
 def format_peaks(view: EngineView) -> str:
-    """Return the utilisations that are known, of the maker's and of the measured peak; or none."""
+    """Return the known utilizations of the vendor's and the measured peak; empty if none."""
     counters = view.counters
     decode = counters.use.get("decode")
     moved = None
@@ -30,12 +30,12 @@ def format_peaks(view: EngineView) -> str:
 
 
 def peak_note(view: EngineView) -> str:
-    """Return the known utilisations with what they are shares of; empty if none is known."""
-    words = format_peaks(view)
-    return f"{words} {OF_WHAT}" if words else ""
+    """Return the known utilizations with the names of the peaks; empty if none."""
+    parts = format_peaks(view)
+    return f"{parts} {OF_WHAT}" if parts else ""
 
 
 def _of(rate: float | None, peaks: dict[str, float]) -> str:
     known = [peaks.get(name) if rate is not None else None for name in _NAMES]
-    words = [UNKNOWN if peak is None else f"{100 * (rate or 0.0) / peak:.0f}" for peak in known]
-    return "/".join(words) + "%" if any(known) else ""
+    parts = [UNKNOWN if peak is None else f"{100 * (rate or 0.0) / peak:.0f}" for peak in known]
+    return "/".join(parts) + "%" if any(known) else ""

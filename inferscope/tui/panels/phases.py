@@ -1,4 +1,4 @@
-"""Where the device's wall time went: rows that sum to 100 %."""
+"""Device wall time by phase: rows that sum to 100 %."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Unit = Literal["%", "ms"]
 
 _WITH_SUM, _WITH_WORDS = 44, 66
 _FRAMING = 9
-"""Cells of a frame's lower edge that are not its note's."""
+"""Cells of a frame's lower edge that its note cannot use."""
 
 _ROWS: tuple[tuple[str, str, Role, tuple[str, ...]], ...] = (
     (DIAMOND, "prefill", "prefill", ("prefill",)),
@@ -32,13 +32,13 @@ class PhaseRow(NamedTuple):
     name: str
     role: Role
     device_ns: int | None
-    """None where no source says."""
+    """Device time in ns; None without a source."""
     tenths: int
-    """Of a per cent, rounded so that all rows sum to 1000."""
+    """Tenths of a percent, rounded so that all rows sum to 1000."""
 
 
 def phase_rows(view: EngineView) -> list[PhaseRow]:
-    """Fold the device seconds of the window into the five rows of the screen."""
+    """Return the device seconds of the window as the five rows of the screen."""
     sums: list[int | None] = []
     for _, _, _, sources in _ROWS:
         known = [view.device_ns[source] for source in sources if source in view.device_ns]
@@ -51,7 +51,7 @@ def phase_rows(view: EngineView) -> list[PhaseRow]:
 
 
 def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]:
-    """Draw the five rows as bars of one scale."""
+    """Return the five rows as bars of one scale."""
     lines: list[Line] = []
     for row in phase_rows(view):
         if row.device_ns is None or not sum(view.device_ns.values()):
@@ -73,7 +73,7 @@ def phase_lines(view: EngineView, width: int, *, unit: Unit = "%") -> list[Line]
 
 
 def format_counted(counters: CountersView) -> str:
-    """Tell in a few words what samples say of the phases, or why they say nothing."""
+    """Return a short text of sampled phase counters, or the reason for their absence."""
     if not counters.use:
         cores = counters.host.get("cpu_cores")
         cpu = f"CPU {cores:.1f} cores  " if cores is not None else ""
@@ -89,15 +89,15 @@ def format_counted(counters: CountersView) -> str:
 
 
 def format_device_health(view: EngineView) -> str:
-    """Tell in a few words what holds the devices back now, and the errors that they had."""
+    """Return a short text of current throttling and past errors of the devices."""
     told = [device.health for device in view.devices if device.health is not None]
     now = dict.fromkeys(word for health in told for word in health.throttled_now)
     errors = Counter[str]()
     for health in told:
         errors.update(health.xids or {})
-    said = [f"throttled: {', '.join(now)}"] if now else []
-    said += [f"Xid {word} x{num}" for word, num in errors.items() if num]
-    return "  ".join(said).replace("_", " ")
+    notes = [f"throttled: {', '.join(now)}"] if now else []
+    notes += [f"Xid {word} x{num}" for word, num in errors.items() if num]
+    return "  ".join(notes).replace("_", " ")
 
 
 def _terabytes(use: PhaseUse | None) -> str:
@@ -107,7 +107,7 @@ def _terabytes(use: PhaseUse | None) -> str:
 
 
 def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") -> list[Line]:
-    """Draw device time by phase, the decode share over time, steps and the gaps between them."""
+    """Return device time by phase, the decode share over time, steps and host gaps."""
     inner = width - 4
     note = format_window(view.window_ns)
     if unit == "ms":
@@ -133,7 +133,7 @@ def device_time(view: EngineView, width: int, height: int, *, unit: Unit = "%") 
     room = width - _FRAMING
     foot = format_counted(view.counters) if inner >= _WITH_WORDS else "p50/p99"
     trouble = format_device_health(view)
-    if trouble:  # which is shown first, as far as there is room
+    if trouble:  # shown first, as far as it fits
         both = f"{foot}  {trouble}"
         foot = both if foot and len(both) <= room else fit(trouble, min(len(trouble), room))
     return frame(title, lines, width, height, note=note, foot=foot)

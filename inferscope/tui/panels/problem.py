@@ -1,4 +1,4 @@
-"""The one sentence above the footer: the largest current problem and its evidence, or nothing."""
+"""The sentence above the footer: the largest current problem with its evidence, if any."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from inferscope.tui.panels.kv import kv_share
 from inferscope.tui.plots import count, duration, share
 
 _LARGE_SHARE = 0.10
-"""Of latency or of device time: below it nothing is worth a sentence."""
+"""Minimum share of latency or of device time for a problem to be reported."""
 
 
 def largest_problem(view: EngineView) -> str:
-    """Name the largest current problem with its evidence; empty when all is well.
+    """Return the largest current problem with its evidence; empty without one.
 
-    In the order of harm: an engine that is gone, work lost to preemption, requests that wait for a
-    named resource, then latency and device time that nobody chose to spend.
+    In order of severity: a silent engine, work lost to preemption, requests that wait for a named
+    resource, then avoidable latency and device time.
     """
-    for rule in (_gone, _unobserved, _preempted, _waiting, _latency, _host_gap, _found, _model):
+    for rule in (_silent, _unobserved, _preempted, _waiting, _latency, _host_gap, _found, _model):
         sentence = rule(view)
         if sentence:
             return sentence
     return ""
 
 
-def _gone(view: EngineView) -> str:
+def _silent(view: EngineView) -> str:
     if view.health.probe_state == "lost" or not (view.is_alive or view.has_ended):
-        return f"{view.engine or 'The engine'} went silent; what you see is its last word."
+        return f"{view.engine or 'The engine'} stopped reporting; showing its last known state."
     return ""
 
 
@@ -49,7 +49,7 @@ def _preempted(view: EngineView) -> str:
             f" (KV {share(kv_share(view))} used, {count(view.num_preemptions)} {times} so far)."
         )
     if part > _LARGE_SHARE / 2:
-        return f"{share(part)} of latency is preemption: KV blocks ran out and work was redone."
+        return f"{share(part)} of latency is preemption: KV blocks ran out and work was recomputed."
     return ""
 
 
@@ -89,7 +89,7 @@ def _latency(view: EngineView) -> str:
         return f"{share(part)} of latency is interference between prefill and decode{mixed}."
     if cause == "queue":
         p95 = duration(view.queue.p95_ns)
-        return f"{share(part)} of latency is queue: requests wait to be admitted (p95 {p95})."
+        return f"{share(part)} of latency is queue: requests wait for admission (p95 {p95})."
     titles = [found.title for found in view.findings if cause in found.causes]
     return f"{share(part)} of latency is {cause}: {(*titles, CAUSE_MEANINGS[cause])[0]}."
 
@@ -100,11 +100,11 @@ def _host_gap(view: EngineView) -> str:
     if part < _LARGE_SHARE:
         return ""
     gap = duration(view.host_gap.p50_ns)
-    return f"The device idles {share(part)} of the time while requests run (host gap p50 {gap})."
+    return f"The device is idle {share(part)} of the time while requests run (host gap p50 {gap})."
 
 
 def _found(view: EngineView) -> str:
-    """Name what the whole run shows, where the window shows no problem."""
+    """Return the first finding of the whole run, if the window shows no problem."""
     for found in view.findings:
         if found.severity != "low":
             return f"Over the whole run: {found.title} (inferscope findings)."

@@ -1,4 +1,4 @@
-"""One request in full: where its time went, what it used, who it is."""
+"""One request in full: its ledger, its resources and its identity."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _FOOT_HEIGHT = 7
 _NUM_CAUSES = 25
 _MOST_GAP_ROWS = 8
 _FEW_CAUSES = 4
-"""To the first token: so many are enough to tell what it was, if the gaps need the room."""
+"""Maximum number of causes up to the first token if the gaps need the space."""
 
 
 def breadcrumb(row: RequestRow, width: int, *, arrived_real_ns: int, is_gone: bool) -> Line:
-    """Draw the line that says which request this is and where it stands."""
+    """Return the line that identifies the request and its state."""
     mark, role = STATE_MARKS.get(row.state, ("·", "body"))
     state = f"{mark} {row.state}".strip()
     if row.finish:
@@ -58,7 +58,7 @@ def breadcrumb(row: RequestRow, width: int, *, arrived_real_ns: int, is_gone: bo
 
 
 class _Rows(NamedTuple):
-    """How many rows of the screen each part gets; 0 leaves it out."""
+    """Number of rows of each part; 0 leaves it out."""
 
     first: int
     whole: int
@@ -68,23 +68,23 @@ class _Rows(NamedTuple):
 def request_detail(
     row: RequestRow, view: EngineView, width: int, height: int, *, chart: bool | None = None
 ) -> list[Line]:
-    """Draw the ledger to the first token, the whole one, the gaps, resources and identity.
+    """Return the ledger to the first token, the whole ledger, gaps, resources and identity.
 
     Args:
         row: the request.
         view: its engine.
-        width: of every line.
-        height: how many lines.
-        chart: whether to draw the gaps: even in the place of the first ledger, if there is no
-            other room; never; or, with None, if the ledgers are hardly shortened by it.
+        width: width of every line.
+        height: number of lines.
+        chart: whether to draw the gaps. True draws them even in place of the first ledger; None
+            only if the ledgers are hardly shortened.
     """
     verdict = "" if row.ledger_missing else view_verdict(view)
     if verdict:
-        said: Line = (
+        head: Line = (
             (f" {TRIANGLE} ", "alarm"),
             (f"{verdict}, over the engine's last {RESIDUAL_STEPS} steps", "body"),
         )
-        return [fit_line(said, width), *_detail(row, view, width, height - 1, chart=chart)]
+        return [fit_line(head, width), *_detail(row, view, width, height - 1, chart=chart)]
     return _detail(row, view, width, height, chart=chart)
 
 
@@ -135,7 +135,7 @@ def _detail(
 def _share_out(
     row: RequestRow, height: int, chrome: int, rule_rows: int, chart: bool | None
 ) -> _Rows:
-    """Deal out the rows: the whole ledger first, then that of the first token, then the gaps."""
+    """Distribute the rows: the whole ledger first, then that of the first token, then the gaps."""
     room = height - 2 * chrome
     num_whole = len(in_lifecycle_order(row.ledger_ns, _NUM_CAUSES)) or 1
     num_first = len(in_lifecycle_order(row.ttft_ledger_ns, _NUM_CAUSES)) or 1
@@ -208,20 +208,20 @@ def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
 
 
 def _counted(row: RequestRow, phase: str, compute_ns: int) -> str:
-    """Tell what samples say of a phase of it, nothing where they say nothing."""
-    told = row.counters.prefill if phase == "prefill" else row.counters.decode
-    words = []
-    if "sm_active_ns" in told and compute_ns:
-        words.append(f"SM {share(told['sm_active_ns'] / compute_ns)}")
-    if "hbm_read_bytes" in told and "hbm_write_bytes" in told:
-        words.append(f"HBM {(told['hbm_read_bytes'] + told['hbm_write_bytes']) / 1e9:.2f} GB")
-    if "energy_uj" in told:
-        words.append(f"{told['energy_uj'] / 1e6:.2f} J")
-    return "".join(f"{word}  " for word in words)
+    """Return sampled counters of one of its phases; empty without samples."""
+    counted = row.counters.prefill if phase == "prefill" else row.counters.decode
+    parts = []
+    if "sm_active_ns" in counted and compute_ns:
+        parts.append(f"SM {share(counted['sm_active_ns'] / compute_ns)}")
+    if "hbm_read_bytes" in counted and "hbm_write_bytes" in counted:
+        parts.append(f"HBM {(counted['hbm_read_bytes'] + counted['hbm_write_bytes']) / 1e9:.2f} GB")
+    if "energy_uj" in counted:
+        parts.append(f"{counted['energy_uj'] / 1e6:.2f} J")
+    return "".join(f"{word}  " for word in parts)
 
 
 def _counted_how(row: RequestRow) -> str:
-    """Tell how these came about."""
+    """Return the methods of these counters."""
     labels = {"sm_active_ns": "SM", "hbm_read_bytes": "HBM", "energy_uj": "J"}
     by_method: dict[str, list[str]] = {}
     for name, label in labels.items():

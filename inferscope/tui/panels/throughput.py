@@ -1,4 +1,4 @@
-"""Tokens per second over time, prefill and decode apart: a mean of the two says nothing."""
+"""Tokens per second over time, prefill and decode separately: their mean has no meaning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTES = 14
 
 
 def tokens_per_second(view: EngineView, width: int, height: int) -> list[Line]:
-    """Draw two charts over a common time axis, each on its own scale, with rate and peak."""
+    """Return two charts over a common time axis, each on its own scale, with rate and peak."""
     inner = width - 4
     chart = inner - _NOTES
     rows = max((height - 3) // 2, 1)
@@ -29,7 +29,7 @@ def tokens_per_second(view: EngineView, width: int, height: int) -> list[Line]:
 
 
 def rate_now(values: Sequence[float]) -> float | None:
-    """Give the rate of the last whole second."""
+    """Return the rate of the last whole second."""
     return values[-1] if values else None
 
 

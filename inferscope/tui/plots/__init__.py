@@ -1,4 +1,4 @@
-"""Pure plots: numbers in, lines of text of an exact width out. Nothing here knows a terminal."""
+"""Pure plots: numbers to lines of text of an exact width, independent of any terminal."""
 
 from inferscope.tui.plots.bars import bar, offset_bar, split_bar
 from inferscope.tui.plots.charts import columns, resample, sparkline

@@ -8,7 +8,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(value_share: float | None, width: int) -> str:
-    """Draw a bar that fills `value_share` (0..1) of `width`; anything above 0 shows."""
+    """Return a bar that fills `value_share` (0..1) of `width`; any value above 0 shows."""
     if value_share is None or width <= 0:
         return " " * max(width, 0)
     eighths = _eighths(value_share, width)
@@ -17,9 +17,9 @@ def bar(value_share: float | None, width: int) -> str:
 
 
 def offset_bar(start_share: float, end_share: float, width: int) -> str:
-    """Draw the part of a bar from `start_share` to `end_share`: one step of a waterfall.
+    """Return the part of a bar from `start_share` to `end_share`: one step of a waterfall.
 
-    The left edge stands on a whole cell, since blocks are filled from the left.
+    The left edge is on a whole cell, since blocks are filled from the left.
     """
     if width <= 0:
         return ""
@@ -31,9 +31,9 @@ def offset_bar(start_share: float, end_share: float, width: int) -> str:
 
 
 def split_bar(shares: Sequence[float], width: int) -> list[str]:
-    """Cut a bar of `width` into one part of whole cells per share; together they fill their sum.
+    """Return a bar of `width` in whole-cell parts, one per share; together they fill their sum.
 
-    For stacked bars: each part is coloured on its own, and the cells add up.
+    For stacked bars: each part has its own colour, and the cells add up.
     """
     parts: list[str] = []
     done = 0

@@ -8,11 +8,11 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def resample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Spread a series over `width` columns, each the mean of its span of time.
+    """Resample a series to `width` columns, each the mean of its time span.
 
-    Columns weigh values by overlap, so the area under the chart is kept and a new value moves
-    every column a little instead of making the edges of buckets flicker. Unknown values weigh
-    nothing; a column of only unknown ones is unknown.
+    Columns weigh values by overlap: the area under the chart is preserved, and a new value moves
+    every column a little instead of making bucket edges flicker. Unknown values have no weight; a
+    column of only unknown values is unknown.
     """
     num = len(values)
     if num == 0 or width <= 0:
@@ -34,16 +34,16 @@ def resample(values: Sequence[float | None], width: int) -> list[float | None]:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, top: float | None = None) -> str:
-    """Draw a series in one row. `top` is the value of a full cell, else the largest."""
+    """Return a series in one row. `top` is the value of a full cell, else the largest."""
     return columns(values, width, 1, top=top)[0]
 
 
 def columns(
     values: Sequence[float | None], width: int, height: int, *, top: float | None = None
 ) -> list[str]:
-    """Draw a series as a filled chart of `height` rows, from the top row down.
+    """Return a series as a filled chart of `height` rows, from the top row down.
 
-    Anything above 0 shows at least the lowest level; unknown columns are empty.
+    Values above 0 show at least the lowest level; unknown columns are empty.
     """
     cells = resample(values, width)
     if top is None:

@@ -1,4 +1,4 @@
-"""Numbers as the screen writes them: fixed precision, so that columns stand still.
+"""Formatting of numbers on the screen: fixed precision, so that columns do not move.
 
 Unknown is `-`, never 0. Nanoseconds become milliseconds here and nowhere earlier.
 """
@@ -14,7 +14,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def milliseconds(value_ns: float | None, *, width: int = 9) -> str:
-    """Write as milliseconds: one decimal, none where it would not fit `width`."""
+    """Return milliseconds with one decimal, or none if that would not fit `width`."""
     if value_ns is None:
         return UNKNOWN
     text = f"{value_ns / _NS_PER_MS:.1f}"
@@ -22,7 +22,7 @@ def milliseconds(value_ns: float | None, *, width: int = 9) -> str:
 
 
 def seconds(value_ns: float | None) -> str:
-    """Write as seconds: two decimals below 10 s, then one."""
+    """Return seconds with two decimals below 10 s, then one."""
     if value_ns is None:
         return UNKNOWN
     value_s = value_ns / _NS_PER_S
@@ -30,7 +30,7 @@ def seconds(value_ns: float | None) -> str:
 
 
 def duration(value_ns: float | None) -> str:
-    """Write with the unit that suits: `850 µs`, `38.2 ms`, `2.9 s`, `3m12s`, `2h05m`."""
+    """Return a duration with a fitting unit: `850 µs`, `38.2 ms`, `2.9 s`, `3m12s`, `2h05m`."""
     if value_ns is None:
         return UNKNOWN
     if value_ns < 999_500:
@@ -48,14 +48,14 @@ def duration(value_ns: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Write a count in at most five characters: `99999`, `512k`, `1.21M`."""
+    """Return a count in at most five characters: `99999`, `512k`, `1.21M`."""
     if value is None:
         return UNKNOWN
     return f"{value:.0f}" if abs(value) < 99_999.5 else _scaled(value)
 
 
 def per_second(value: float | None) -> str:
-    """Write a rate in three digits: `0.31`, `10.1`, `512`, `3.37k`, `14.2k`, `1.21M`."""
+    """Return a rate in three digits: `0.31`, `10.1`, `512`, `3.37k`, `14.2k`, `1.21M`."""
     if value is None:
         return UNKNOWN
     if abs(value) < 9.995:
@@ -66,19 +66,19 @@ def per_second(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Write a share (0..1) as per cent with one decimal."""
+    """Return a share (0..1) as percent with one decimal."""
     return UNKNOWN if value is None else f"{100 * value:.1f}%"
 
 
 def clock(real_ns: int) -> str:
-    """Write a wall time as local `14:02:07`; 0 is unknown."""
+    """Return a wall time as local `14:02:07`; 0 is unknown."""
     if real_ns <= 0:
         return UNKNOWN
     return time.strftime("%H:%M:%S", time.localtime(real_ns // _NS_PER_S))
 
 
 def moment(real_ns: int) -> str:
-    """Write a wall time as `clock` does, with its date where that is not today's."""
+    """Return a wall time as `clock` does, with its date if it is not today's."""
     if real_ns <= 0:
         return UNKNOWN
     day = time.localtime(real_ns // _NS_PER_S)
@@ -89,7 +89,7 @@ def moment(real_ns: int) -> str:
 def closed(values: Sequence[float], total: int) -> list[int]:
     """Round values in proportion to integers that sum to `total` (largest remainder).
 
-    So that printed rows add up to the printed sum: pass the sum in units of the last digit.
+    To make printed rows add up to the printed sum, pass the sum in units of the last digit.
     """
     whole = sum(values)
     if whole <= 0:

@@ -1,7 +1,7 @@
 """Text that is safe and exact in a grid of cells: one character, one cell.
 
-Ids and model names come from users. A wide or a control character in one would shift every column
-to its right, or worse; `plain` replaces them.
+IDs and model names come from users. A wide or control character would shift every column to its
+right, or worse; `plain` replaces them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ASCII = str.maketrans(
 
 
 def to_ascii(text: str) -> str:
-    """Map blocks and lines to `#=-.` and the like, cell by cell; what is left becomes `?`."""
+    """Map blocks and lines to `#=-.` and the like, cell by cell; anything else becomes `?`."""
     text = text.translate(_ASCII)
     return text if text.isascii() else "".join(c if c.isascii() else "?" for c in text)
 
 
 @lru_cache(maxsize=8192)
 def plain(text: str) -> str:
-    """Replace everything that is not exactly one visible cell by `?`."""
+    """Replace every character that is not exactly one visible cell by `?`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -61,9 +61,9 @@ def plain(text: str) -> str:
 
 
 def fit_name(text: str, width: int) -> str:
-    """Pad or cut to exactly `width` cells; a cut is in the middle, for names differ at their ends.
+    """Pad or cut to exactly `width` cells; cut in the middle, since names differ at their ends.
 
-    Too narrow for both ends, it is cut at the end.
+    If it is too narrow for both ends, it is cut at the end.
     """
     if len(text) <= width or width < 9:
         return fit(text, width)

@@ -1,4 +1,4 @@
-"""One request: its ledger as a waterfall."""
+"""Detail screen of one request: its ledger as a waterfall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inferscope.tui.scene import Scene
 
 
 def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
-    """Keep the gaps that were seen: of a request out of focus, or in the past, there are none."""
+    """Return the row with the gaps last seen: a request out of focus, or in the past, has none."""
     if row.gaps_ns or not before.gaps_ns or row.output_tokens < before.output_tokens:
         return row
     return replace(row, gaps_ns=before.gaps_ns, gaps_per_cell=before.gaps_per_cell)
@@ -34,7 +34,7 @@ def _why_no_gaps(row: RequestRow) -> str:
 
 
 class DetailScreen(Screen[None]):
-    """Layout and keys of the detail. The request stays on screen after it has left the table."""
+    """Layout and keys of the detail. The request stays on screen after it has left the list."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter", "leave", "back", show=False),
@@ -52,12 +52,12 @@ class DetailScreen(Screen[None]):
         self._scene = Scene()
         self._is_gone = False
         self._chart: bool | None = None
-        """Whether the gaps are drawn; None where there is room for them."""
+        """Whether the gaps are drawn; None draws them if they fit."""
         self._has_chart = False
         self._canvases: list[Canvas] = []
 
     def compose(self) -> ComposeResult:
-        """Lay out header, breadcrumb, the body and the keys."""
+        """Yield header, breadcrumb, body and footer."""
         self._canvases = [
             Canvas(self._header, is_ascii=self._is_ascii, id="header"),
             Canvas(self._breadcrumb, is_ascii=self._is_ascii, id="breadcrumb"),
@@ -68,7 +68,7 @@ class DetailScreen(Screen[None]):
         yield from self._canvases
 
     def show(self, scene: Scene) -> None:
-        """Draw a scene, with the request as it is in it."""
+        """Draw a scene, with the request's row in it."""
         self._scene = scene
         rows = scene.view.requests if scene.view is not None else ()
         for row in rows:
@@ -81,11 +81,11 @@ class DetailScreen(Screen[None]):
             canvas.show(scene)
 
     def action_leave(self) -> None:
-        """Go back to the table."""
+        """Return to the list."""
         self.dismiss()
 
     def action_step(self, step: int) -> None:
-        """Go to the request before or after, in the table's order."""
+        """Go to the previous or next request, in the list's order."""
         row = self._table.neighbour(self.row.request_id, step)
         if row is not None:
             self.row = row
@@ -93,9 +93,9 @@ class DetailScreen(Screen[None]):
             self.show(self._scene)
 
     def action_zoom(self) -> None:
-        """Draw the gaps between tokens, or leave the room to the ledgers."""
+        """Draw the gaps between tokens, or give their space to the ledgers."""
         if not self.row.gaps_ns:
-            self.app.say(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
+            self.app.show_message(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
             return
         self._chart = not self._has_chart
         self.show(self._scene)

@@ -1,4 +1,4 @@
-"""The help: every key, and how each number is made."""
+"""Help screen: every key, and how each number is made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Section = tuple[str, Sequence[Key]]
 def help_lines(
     width: int, height: int, sections: Sequence[Section] = HELP, methods: Sequence[str] = METHODS
 ) -> list[Line]:
-    """Draw keys and methods in a frame; on a low screen the blank lines go first."""
+    """Return keys and methods in a frame; a low screen drops blank lines first."""
     blocks: list[list[Line]] = []
     for title, keys in sections:
         head: Line = ((title, "title"),)
@@ -39,7 +39,7 @@ def help_lines(
 
 
 class HelpScreen(ModalScreen[None]):
-    """Shows the help over whatever was there."""
+    """Modal help over the current screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,m,q,enter,space", "leave", "close", show=False),
@@ -57,7 +57,7 @@ class HelpScreen(ModalScreen[None]):
         self._sections, self._methods = sections, methods
 
     def compose(self) -> ComposeResult:
-        """Lay out the one panel."""
+        """Yield the one panel."""
         yield Canvas(self._draw, is_ascii=self._is_ascii)
 
     def action_leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The overview: five panels, the table of requests, one sentence on what is wrong."""
+"""Overview screen: five panels, the list of requests, one sentence on the largest problem."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from inferscope.tui.request_table import RequestList
 from inferscope.tui.scene import Scene
 
 _PANELS_WIDTH, _PANELS_HEIGHT = 100, 32
-"""Cells of the smallest terminal that shows the panels beside the table."""
+"""Cells of the smallest terminal that shows the panels and the list."""
 
 
 def why_line(scene: Scene, width: int) -> Line:
-    """Draw the answer to the last key, else the largest problem, else nothing."""
+    """Return the reply to the last key, else the largest problem, else nothing."""
     if scene.message:
         return fit_line(((f" {plain(scene.message)}", "strong"),), width)
     if scene.failure:
@@ -123,7 +123,7 @@ class OverviewScreen(Screen[None]):
         self.table.add_class("block")
 
     def compose(self) -> ComposeResult:
-        """Lay out the panels; which of them show is the style sheet's business."""
+        """Yield the panels; the style sheet decides which are shown."""
         yield self._canvas(_header, "header")
         with Horizontal(id="top", classes="block"):
             yield self._panel(_device, "device")
@@ -141,7 +141,7 @@ class OverviewScreen(Screen[None]):
         yield self._canvas(self._footer, "footer")
 
     def on_mount(self) -> None:
-        """Start at the table."""
+        """Focus the list."""
         self.table.focus()
 
     def show(self, scene: Scene) -> None:
@@ -155,7 +155,7 @@ class OverviewScreen(Screen[None]):
     # --- keys -----------------------------------------------------------------------------------
 
     def action_filter(self) -> None:
-        """Open the line in which a filter is written."""
+        """Open the filter input."""
         box = self.query_one("#filter", Input)
         self._filter_before = self.table.filter
         box.value = self.table.filter.text
@@ -167,11 +167,11 @@ class OverviewScreen(Screen[None]):
         self.table.sort_next()
 
     def action_reverse(self) -> None:
-        """Sort the other way round."""
+        """Reverse the sort order."""
         self.table.sort_by(self.table.sort_name, is_reversed=not self.table.is_reversed)
 
     def action_zoom(self) -> None:
-        """Show the focused panel alone, or all again."""
+        """Zoom the focused panel, or show all again."""
         if self.has_class("-zoomed"):
             self._unzoom()
             return
@@ -179,7 +179,7 @@ class OverviewScreen(Screen[None]):
         self._zoom(self.focused or self.table)
 
     def action_panel(self, step: int) -> None:
-        """Go to the next panel: zoomed, also to those that the terminal has no room for."""
+        """Focus the next panel; while zoomed, include those that the terminal has no room for."""
         panels = [*self.query(".panel"), self.table]
         if self.focused not in panels or not self.has_class("-zoomed"):
             (self.focus_next if step > 0 else self.focus_previous)()
@@ -193,7 +193,7 @@ class OverviewScreen(Screen[None]):
             self.app.copy_request(row)  # type: ignore[attr-defined]  # InferScopeApp imports us
 
     def action_back(self) -> None:
-        """End what was opened last: the filter line, a zoom, a filter."""
+        """Close what was opened last: the filter input, a zoom, a filter."""
         box = self.query_one("#filter", Input)
         if box.display:
             self._close_filter(keep=False)
@@ -203,25 +203,25 @@ class OverviewScreen(Screen[None]):
             self.table.set_filter(EVERYTHING)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed; say what is wrong with one that cannot be read."""
+        """Filter while typing; show the error of an invalid filter."""
         if not event.input.display:
             return
         try:
             wanted = parse_filter(event.value)
         except BadInput as error:
-            self.app.say(str(error))  # type: ignore[attr-defined]
+            self.app.show_message(str(error))  # type: ignore[attr-defined]
             self.table.set_filter(self._filter_before)
             return
-        self.app.say("")  # type: ignore[attr-defined]
+        self.app.show_message("")  # type: ignore[attr-defined]
         self.table.set_filter(wanted)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keep the filter and go back to the table; a bad one is still to be mended."""
+        """Keep the filter and return to the list; an invalid one stays open."""
         with contextlib.suppress(BadInput):
             parse_filter(event.value)
             self._close_filter(keep=True)
 
-    def on_request_table_opened(self, event: RequestList.Opened) -> None:
+    def on_request_list_opened(self, event: RequestList.Opened) -> None:
         """Open a request."""
         self.app.open_request(event.row)  # type: ignore[attr-defined]
 
@@ -231,7 +231,7 @@ class OverviewScreen(Screen[None]):
         box = self.query_one("#filter", Input)
         box.display = False
         if not keep:
-            self.app.say("")  # type: ignore[attr-defined]
+            self.app.show_message("")  # type: ignore[attr-defined]
             self.table.set_filter(EVERYTHING)
         self.table.focus()
 
@@ -251,11 +251,11 @@ class OverviewScreen(Screen[None]):
         self.remove_class("-zoomed")
         self.query(".-zoom").remove_class("-zoom")
         if self.app.size.width < _PANELS_WIDTH or self.app.size.height < _PANELS_HEIGHT:
-            self.table.focus()  # the panel that was zoomed is out of sight again
+            self.table.focus()  # the zoomed panel is hidden again
         self._draw_again()
 
     def _draw_again(self) -> None:
-        """Draw what has come into sight: a hidden panel is not given scenes."""
+        """Draw the panels that became visible: hidden ones get no scenes."""
         self.call_after_refresh(lambda: self.show(self._scene))
 
     def _canvas(self, draw: Draw, name: str, *, classes: str = "") -> Canvas:

@@ -1,4 +1,4 @@
-"""The screen of a metrics page: one block of lines, and why they grow old, if they do."""
+"""Screen of a metrics page: one block of lines, and the reason if they are stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEYS = " q quit   w window   t theme   ? help   from /metrics, once a second"
 
 
 class PageScreen(Screen[None]):
-    """Shows the newest view of a page."""
+    """Screen that shows the newest view of a page."""
 
     DEFAULT_CSS = "PageScreen Canvas { height: 1fr; width: 1fr; }"
 
@@ -28,11 +28,11 @@ class PageScreen(Screen[None]):
         self._failure = ""
 
     def compose(self) -> ComposeResult:
-        """Lay out the one canvas."""
+        """Yield the one canvas."""
         yield Canvas(self._draw, is_ascii=self._is_ascii)
 
     def show(self, view: PageView | None, failure: str) -> None:
-        """Show a view, None for the one before, and why there is no newer one."""
+        """Show a view (None keeps the previous one), and the reason for a missing newer one."""
         self._view = view or self._view
         self._failure = failure
         self.query_one(Canvas).show(Scene())
