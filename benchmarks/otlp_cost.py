@@ -77,7 +77,7 @@ def main() -> None:
         },
         "fold_thread_us": {
             f"step_of_{BATCH}": us_each(
-                lambda: [table.take(step) for table in [FactTable()] for step in steps],
+                lambda: [table.add_step(step) for table in [FactTable()] for step in steps],
                 len(steps),
                 repeats,
             ),

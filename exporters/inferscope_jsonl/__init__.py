@@ -1,4 +1,4 @@
-"""JSON Lines: every final step and request, one object a line, for others to check against."""
+"""JSON Lines exporter: every final step and request as one object a line, for verification."""
 
 from inferscope_jsonl.exporter import JsonlExporter
 

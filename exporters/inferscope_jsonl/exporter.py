@@ -1,10 +1,10 @@
-"""Final steps and requests as JSON Lines: the export that others hold us to.
+"""JSON Lines exporter: the reference form of final steps and requests.
 
-Four kinds of line: `step`, `request`, `device`, `run`. In every step the shares, the padding and
-the unattributed time sum to `measured_ns`; in every request the ledger sums to
-`delivered_ns - arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`; whom a request waited
-for, by cause, sums to the ledger's rows. A request without a ledger has null in both places, and
-the reason under `ledger_missing`. Unknown is null. Each number's origin stands under `provenance`.
+Lines are of four kinds: `step`, `request`, `device`, `run`. In every step the shares, the padding
+and the unattributed time sum to `measured_ns`. In every request the ledger sums to `delivered_ns -
+arrived_ns`, the TTFT ledger to `first_token_ns - arrived_ns`, and the blame by cause to the
+ledger's rows. A request without a ledger has null in both places, and the reason under
+`ledger_missing`. Unknown is null. Each number's origin is under `provenance`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from inferscope.records import PHASES, RECOMPUTED, Record, RingOpened
 
 
 class JsonlExporter:
-    """Writes one JSON object a line."""
+    """Exporter that writes one JSON object a line."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        """Take the file to write to."""
+        """Keep the file to write to."""
         self._out = out
         self._encode = msgspec.json.Encoder().encode
         self._origins: dict[str, bool] = {}
-        """By engine, samplers too: its records say that they are made up."""
+        """Engines and samplers whose records are marked as synthetic."""
 
     def listen(self, ring: int, record: Record) -> None:
-        """Note which rings say that they are made up."""
+        """Record which rings are marked as synthetic."""
         if isinstance(record, RingOpened):
             engine_id = record.engine_id
             self._origins[engine_id] = self._origins.get(engine_id, False) or record.synthetic
@@ -91,7 +91,7 @@ def _skewed_clock(skewed: SkewedClock) -> dict[str, Any]:
 
 
 def step_row(step: FinalStep) -> dict[str, Any]:
-    """Return a step as the contract lays it out."""
+    """Return a step as its JSON object."""
     columns = zip(
         step.request_ids,
         step.phases.tolist(),
@@ -157,7 +157,7 @@ def _unnamed_shares(step: FinalStep) -> list[dict[str, Any]]:
 
 
 def device_row(device: DeviceTime) -> dict[str, Any]:
-    """Return a device as the contract lays it out."""
+    """Return a device as its JSON object."""
     health = device.health or DeviceHealth()
     return {
         "kind": "device",
@@ -173,12 +173,12 @@ def device_row(device: DeviceTime) -> dict[str, Any]:
 
 
 def request_row(request: FinalRequest) -> dict[str, Any]:
-    """Return a request as the contract lays it out."""
+    """Return a request as its JSON object."""
     return request_facts(request) | {"provenance": request_provenance(request)}
 
 
 def request_facts(request: FinalRequest) -> dict[str, Any]:
-    """Return the same without where its numbers come from."""
+    """Return a request's object without provenance."""
     return {
         "kind": "request",
         "engine": request.engine_id,
@@ -214,7 +214,7 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
 
 
 def _computed(request: FinalRequest) -> dict[str, Any]:
-    """Return what was computed for a request; all of it is unknown where it has no ledger."""
+    """Return the computation of a request; all fields are null without a ledger."""
     computed: dict[str, Any] = {
         "compute_ns": {"prefill": request.prefill_ns, "decode": request.decode_ns},
         "by_phase": {
@@ -247,7 +247,7 @@ def _all_unknown(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def request_provenance(request: FinalRequest) -> dict[str, Any]:
-    """Return where its numbers come from, by field: mostly the same of many requests."""
+    """Return the provenance of a request's fields, mostly shared by many requests."""
     clock = "device events" if request.clock == "device" else "host clock"
     compute = {
         "method": "measured" if request.is_alone else "apportioned",
@@ -300,7 +300,7 @@ def request_provenance(request: FinalRequest) -> dict[str, Any]:
 
 
 def transfer_facts(transfer: KvTransfer) -> dict[str, Any]:
-    """Return KV blocks that came from another worker, as far as they are told."""
+    """Return KV blocks sent by another worker, as far as they are recorded."""
     return {
         "start_ns": transfer.start_ns,
         "end_ns": transfer.end_ns,
@@ -313,7 +313,7 @@ def transfer_facts(transfer: KvTransfer) -> dict[str, Any]:
 def _resources(
     flops: int | None, work: PhaseWork, counters: dict[str, int]
 ) -> dict[str, int | None]:
-    """Return what a phase took; bytes are the samples' where there are any, else the model's."""
+    """Return the resources of a phase; bytes are sampled if available, else modelled."""
     return {
         "tokens": work.tokens,
         "flops": flops,
@@ -326,7 +326,7 @@ def _resources(
 
 
 def _provenance(counters: dict[str, Provenance]) -> dict[str, Any]:
-    """Return how counted numbers came about, bytes read under the name of both directions, too."""
+    """Return the provenance of sampled counters; bytes read count for both directions."""
     told = {
         name: {"method": each.method, "source": each.source, "fit": "", "error": each.error}
         for name, each in counters.items()

@@ -1,4 +1,4 @@
-"""OpenTelemetry: one trace per finished request, over OTLP."""
+"""OpenTelemetry exporter: one trace per finished request, over OTLP."""
 
 from inferscope_otlp.exporter import OtlpExporter
 

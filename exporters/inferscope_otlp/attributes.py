@@ -1,6 +1,6 @@
-"""What the spans say: every attribute's value; what is not known is left out.
+"""Attributes of spans; unknown values are left out.
 
-A total of a request of which part was not seen (`joined_late`) is not known.
+A total of a request that was observed only in part (`joined_late`) is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTED = {
     "hbm_write_bytes": (names.HBM_WRITE_BYTES, 0),
     "energy_uj": (names.ENERGY, 1e6),
 }
-"""The attribute of each, and what to divide by; counts stay whole."""
+"""Attribute and divisor by counter; counts stay integers."""
 _WHOLE_NUMBERS = {
     "max_tokens": names.REQUEST_MAX_TOKENS,
     "seed": names.REQUEST_SEED,
@@ -39,7 +39,7 @@ _NUMBERS = {
     "frequency_penalty": names.REQUEST_FREQUENCY_PENALTY,
     "presence_penalty": names.REQUEST_PRESENCE_PENALTY,
 }
-"""What a front end notes of a request; the conventions have a double for each, top_k as well."""
+"""Sampling parameters recorded by front ends; the conventions use doubles for each, also top_k."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MOST_BLAMED = 3
 _BEGINNING_WITH = {
@@ -50,7 +50,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 def operation_of(request: FinalRequest) -> str:
-    """Return what was asked of the model, by the endpoint."""
+    """Return the operation of the request's endpoint."""
     endpoint = request.attributes.get("endpoint", "").rstrip("/")
     for ending, operation in names.OPERATION_OF_ENDPOINT.items():
         if endpoint.endswith(ending):
@@ -61,9 +61,9 @@ def operation_of(request: FinalRequest) -> str:
 def root_attributes(
     finished: Finished, engine: EngineResource, operation: str, residual: float | None
 ) -> Attributes:
-    """Return what is true of the whole request.
+    """Return the attributes of the whole request.
 
-    Of the attributes that the engine noted only these few are passed on: none can hold a prompt.
+    Only these few of the engine's attributes are passed on: none can hold a prompt.
     """
     request, given = finished.request, finished.request.attributes
     is_whole = not request.joined_late
@@ -127,16 +127,16 @@ def root_attributes(
 
 
 def _method(request: FinalRequest) -> str | None:
-    """Return how the request's compute is known; None where it is not."""
+    """Return how the request's compute is known; None if it is not."""
     if request.ledger_missing:
         return None
     return "measured" if request.is_alone else "apportioned"
 
 
 def _sampling_attributes(given: dict[str, str]) -> Attributes:
-    """Return the numbers that the client gave; a text that is none is not passed on.
+    """Return the client's sampling parameters; a non-numeric text is not passed on.
 
-    One answer is what a request without a number of them gets: the conventions leave it out.
+    A choice count of one is the default, which the conventions leave out.
     """
     found: Attributes = {
         name: int(given[word])
@@ -163,9 +163,9 @@ def _number(text: str) -> float | None:
 
 
 def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:
-    """Return by how much, relatively, its part of shared steps may be off: as far as their model.
+    """Return the relative uncertainty of its share of shared steps: that of their model.
 
-    What was alone in its steps is measured.
+    The share of a step without other requests is measured.
     """
     if request.ledger_missing:
         return None
@@ -175,10 +175,10 @@ def _uncertainty(request: FinalRequest, residual: float | None) -> float | None:
 
 
 def blame_attributes(request: FinalRequest, causes: str) -> Attributes:
-    """Return the three requests that it waited for most, for causes that begin with this word.
+    """Return the three requests that it waited for most, for causes with this prefix.
 
     Args:
-        request: who waited.
+        request: the waiting request.
         causes: queue, prefill or decode.
     """
     waited_ns: dict[str, int] = {}
@@ -200,7 +200,7 @@ def _by_phase(request: FinalRequest) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _latencies(request: FinalRequest) -> Attributes:
-    """Return what the engines' own traces tell, in seconds."""
+    """Return the latencies of the engines' own traces, in seconds."""
     queued, admitted = request.queued_ns, request.admitted_ns
     first, last = request.first_token_ns, request.last_token_ns
     return _known(
@@ -218,7 +218,7 @@ def _latencies(request: FinalRequest) -> Attributes:
 
 
 def prefill_attributes(finished: Finished) -> Attributes:
-    """Return what the prefill cost, and in how many chunks."""
+    """Return the cost of the prefill, and the number of its chunks."""
     request, facts = finished.request, finished.facts
     attributes = _phase_attributes(
         finished,
@@ -233,7 +233,7 @@ def prefill_attributes(finished: Finished) -> Attributes:
 
 
 def decode_attributes(finished: Finished) -> Attributes:
-    """Return what decoding cost, and how evenly its tokens came."""
+    """Return the cost of decoding, and the distribution of its gaps."""
     request, facts, gaps = finished.request, finished.facts, finished.gaps
     attributes = _phase_attributes(
         finished,
@@ -271,7 +271,7 @@ def _phase_attributes(
 
 
 def _counted(counters: RequestCounters, phase: str) -> Attributes:
-    """Return what samples of the device say of a phase, and how each number came about."""
+    """Return the sampled counters of a phase, with their provenance."""
     told = counters.prefill if phase == "prefill" else counters.decode
     attributes: Attributes = {}
     for counted, (name, scale) in _COUNTED.items():

@@ -1,14 +1,14 @@
-"""A bounded queue and the thread that empties it: who puts something in never waits for a network.
+"""A bounded queue with a sending thread: adding an item never waits for the network.
 
-Why not OpenTelemetry's batch processor: it drops single spans, so that traces lose their roots; it
-gives a batch up after ten seconds, though there is room to keep it; it counts what it drops nowhere
-that can be read; and its shutdown waits up to half a minute for a dead receiver. Here a whole trace
-is the unit, every one is accounted for
+OpenTelemetry's batch processor is unsuitable: it drops single spans, so that traces lose their
+roots; it discards a batch after ten seconds although there is space; its drop counts cannot be
+read; and its shutdown waits up to half a minute for a dead receiver. Here a whole trace is the
+unit, and every one is accounted for:
 
-    taken = sent + waiting + dropped (queue_full, not_delivered, closed) + left to another
+    taken = sent + waiting + dropped (queue_full, not_delivered, closed) + transferred
 
-and closing takes a bounded time. What does not arrive goes back to where it stood and is tried
-again, later and later, until it is sent or so much has come since that it is the oldest.
+Closing takes a bounded time. A batch that is not delivered returns to its place in the queue and is
+retried with increasing delays, until it is sent or dropped as the oldest.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ T = TypeVar("T")
 
 
 class NotDelivered(Exception):
-    """A batch did not arrive; the message says why.
+    """Failed delivery of a batch; the message is the reason.
 
     Attributes:
-        again_after_s: how long to wait at least before it is tried again; None: never again.
+        again_after_s: minimum delay before a retry; None: no retry.
     """
 
-    def __init__(self, why: str, *, again_after_s: float | None) -> None:
-        """Take the reason."""
-        super().__init__(why)
-        self.again_after_s = again_after_s
+    def __init__(self, reason: str, *, retry_after_s: float | None) -> None:
+        """Keep the reason."""
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
 
 
 QUEUE_FULL, NOT_DELIVERED, CLOSED = "queue_full", "not_delivered", "closed"
-"""The oldest of too many; refused for good; still there at the end."""
+"""Drop reasons: oldest of too many; refused permanently; left at the end."""
 MOST_AT_ONCE = 128
-"""Traces in one post: some hundred kilobytes."""
+"""Maximum number of traces in one post, about 100 KB."""
 _GATHER_S = 1.0
-"""How long the first of a batch waits for others."""
+"""Seconds that the first item of a batch waits for others."""
 _FLUSH_S, _INTERRUPTED_S = 1.75, 0.5
-"""On closing: for what is waiting; for a post that was told to stop."""
+"""Maximum seconds on closing: for waiting items; for an interrupted post."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-"""After a failure; each time twice as long."""
+"""Delays after a failure; each is twice the previous one."""
 
 _open: weakref.WeakSet[DeliveryQueue[Any]] = weakref.WeakSet()
 
 
 class DeliveryQueue(Generic[T]):
-    """Takes things at once and delivers them later, in batches, in order.
+    """Queue that delivers items later, in batches and in order.
 
     Attributes:
-        num_taken: things put in.
-        num_sent: of them, those delivered.
-        num_dropped: of them, those given up, by reason.
+        num_taken: items added.
+        num_sent: items delivered.
+        num_dropped: items dropped, by reason.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class DeliveryQueue(Generic[T]):
         """Start the thread; it delivers nothing before `start`.
 
         Args:
-            deliver: brings a batch to its destination, else raises NotDelivered. It runs on the
-                courier's thread and may block. What cannot be made into a message, for which it
-                raises anything else, is never tried again.
-            interrupt: makes a `deliver` that is blocked come to its end, if that is possible.
-            max_waiting: the most that waits; beyond it the oldest is dropped.
-            name: for the log.
-            gather_s: how long a batch is waited for.
-            first_pause_s: after a first failure.
+            deliver: delivers a batch or raises NotDelivered. It runs on the queue's thread and may
+                block.
+                A batch for which it raises anything else is not retried.
+            interrupt: ends a blocked `deliver`, if possible.
+            max_waiting: maximum number of items; beyond it the oldest is dropped.
+            name: name in the log.
+            gather_s: seconds to wait for a batch to fill.
+            first_pause_s: delay after a first failure.
         """
         self.num_taken = 0
         self.num_sent = 0
@@ -100,58 +100,60 @@ class DeliveryQueue(Generic[T]):
         self._is_failing = False
         self._has_started = False
         self._close_by_s: float | None = None
-        self._heir: DeliveryQueue[T] | None = None
+        self._successor: DeliveryQueue[T] | None = None
         self._changed = threading.Condition()
-        # A daemon: a post that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=f"courier of {name}", daemon=True)
+        # A daemon: a hanging post must not keep the process from exiting.
+        self._thread = threading.Thread(
+            target=self._run, name=f"delivery queue of {name}", daemon=True
+        )
         self._thread.start()
         _open.add(self)
 
     @property
     def num_waiting(self) -> int:
-        """Return how many are neither delivered nor given up."""
+        """Return the number of items neither delivered nor dropped."""
         return len(self._waiting) + self._num_on_the_way
 
     def start(self) -> None:
-        """Begin to deliver; safe to call again."""
+        """Start to deliver; safe to call again."""
         if not self._has_started:
             with self._changed:
                 self._has_started = True
                 self._changed.notify()
 
-    def put(self, thing: T) -> None:
-        """Take one; never waits."""
+    def put(self, item: T) -> None:
+        """Add an item; never waits."""
         with self._changed:
             self.num_taken += 1
             if self._close_by_s is not None:
                 self.num_dropped[CLOSED] += 1
                 return
-            self._waiting.append(thing)
+            self._waiting.append(item)
             self._drop_oldest()
             if len(self._waiting) in (1, self._at_once):
                 self._changed.notify()
 
-    def leave_to(self, heir: DeliveryQueue[T]) -> None:
-        """Give another one all that waits, also what is on the way if it does not arrive."""
+    def transfer_to(self, successor: DeliveryQueue[T]) -> None:
+        """Transfer all waiting items to another queue, and those in delivery if it fails."""
         with self._changed:
-            self._heir = heir
+            self._successor = successor
             left = list(self._waiting)
             self._waiting.clear()
-        heir.take_back(left)
+        successor.requeue(left)
 
-    def take_back(self, things: Sequence[T]) -> None:
-        """Take what is older than all that waits, in its order; what came last stays."""
+    def requeue(self, items: Sequence[T]) -> None:
+        """Add older items in front, in their order; the newest stay last."""
         with self._changed:
-            self.num_taken += len(things)
+            self.num_taken += len(items)
             if self._close_by_s is not None:
-                self.num_dropped[CLOSED] += len(things)
+                self.num_dropped[CLOSED] += len(items)
                 return
-            self._waiting.extendleft(reversed(things))
+            self._waiting.extendleft(reversed(items))
             self._drop_oldest()
             self._changed.notify()
 
     def close(self) -> None:
-        """Deliver what is waiting, as far as that takes no more than about two seconds."""
+        """Deliver what is waiting, within about two seconds."""
         with self._changed:
             if self._close_by_s is not None:
                 return
@@ -161,9 +163,9 @@ class DeliveryQueue(Generic[T]):
         self._interrupt()
         self._thread.join(_INTERRUPTED_S)
         with self._changed:
-            # Should a post still end, it finds nothing on the way that it could count. If it does
-            # not arrive, an heir gets it.
-            if self._heir is not None:
+            # A post that still ends finds nothing in delivery to count. If it fails, the successor
+            # gets its batch.
+            if self._successor is not None:
                 self._waiting.clear()
                 return
             self.num_dropped[CLOSED] += len(self._waiting) + self._num_on_the_way
@@ -174,38 +176,38 @@ class DeliveryQueue(Generic[T]):
             _logger.warning("%s: dropped of %d: %s", self._name, self.num_taken, lost)
 
     def _drop_oldest(self) -> None:
-        """Make what is waiting as much as there is room for; of a batch that came back, too."""
+        """Drop the oldest items beyond the maximum, also after a batch returned."""
         while len(self._waiting) > self._max_waiting:
             self._waiting.popleft()
             self.num_dropped[QUEUE_FULL] += 1
             if self.num_dropped[QUEUE_FULL] == 1:
                 _logger.warning(
-                    "%s: more than %d are waiting; the oldest are dropped and counted from here on",
+                    "%s: more than %d traces are waiting; the oldest are dropped and counted",
                     self._name,
                     self._max_waiting,
                 )
 
     def _run(self) -> None:
         while batch := self._next():
-            trouble, again_after_s = self._try(batch)
-            self._note(batch, trouble, again_after_s)
-            if trouble is not None and again_after_s is not None and not self._pause(again_after_s):
+            failure, retry_after_s = self._deliver_batch(batch)
+            self._count_result(batch, failure, retry_after_s)
+            if failure is not None and retry_after_s is not None and not self._pause(retry_after_s):
                 return
 
-    def _try(self, batch: Sequence[T]) -> tuple[str | None, float | None]:
-        """Deliver a batch; return what kept it from arriving, and when to try again."""
+    def _deliver_batch(self, batch: Sequence[T]) -> tuple[str | None, float | None]:
+        """Deliver a batch; return the failure and the delay before a retry."""
         try:
             self._deliver(batch)
         except NotDelivered as error:
-            return str(error), error.again_after_s
-        except Exception as error:  # a thread's top: one batch's trouble must not end it
+            return str(error), error.retry_after_s
+        except Exception as error:  # a thread's top level: one bad batch must not end it
             if not self._is_failing:
-                _logger.exception("%s: a batch could not be made", self._name)
+                _logger.exception("%s: a batch could not be encoded", self._name)
             return repr(error), None
         return None, None
 
     def _pause(self, at_least_s: float) -> bool:
-        """Wait before the next try; tell whether there is to be one."""
+        """Wait before a retry; return whether to retry."""
         end_s = time.monotonic() + max(at_least_s, self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         with self._changed:
@@ -214,7 +216,7 @@ class DeliveryQueue(Generic[T]):
             return self._close_by_s is None
 
     def _next(self) -> list[T]:
-        """Wait for the next batch; an empty one is the end."""
+        """Wait for the next batch; an empty one ends the thread."""
         with self._changed:
             while not (self._waiting and self._has_started) and self._close_by_s is None:
                 self._changed.wait()
@@ -228,51 +230,53 @@ class DeliveryQueue(Generic[T]):
             self._num_on_the_way = num
             return batch
 
-    def _note(self, batch: Sequence[T], trouble: str | None, again_after_s: float | None) -> None:
-        """Count the batch that was on the way; say once that trouble began or ended."""
+    def _count_result(
+        self, batch: Sequence[T], failure: str | None, retry_after_s: float | None
+    ) -> None:
+        """Count a finished delivery; log once when failures begin or end."""
         with self._changed:
             num, self._num_on_the_way = self._num_on_the_way, 0
-            if trouble is None:
+            if failure is None:
                 self.num_sent += num
                 self._pause_s = self._first_pause_s
-            elif again_after_s is None:
+            elif retry_after_s is None:
                 self.num_dropped[NOT_DELIVERED] += num
-            elif self._heir is not None:
-                self._heir.take_back(batch)
+            elif self._successor is not None:
+                self._successor.requeue(batch)
             elif self._close_by_s is not None:
-                self.num_dropped[CLOSED] += num  # 0 where closing has counted it
+                self.num_dropped[CLOSED] += num  # 0 if closing has counted it
             else:
                 self._waiting.extendleft(reversed(batch))
                 self._drop_oldest()
-        if not num or (trouble is not None) == self._is_failing:
+        if not num or (failure is not None) == self._is_failing:
             return
-        self._is_failing = trouble is not None
-        if trouble is None:
+        self._is_failing = failure is not None
+        if failure is None:
             num_lost = sum(self.num_dropped.values())
-            _logger.warning("%s: delivered again; %d were dropped", self._name, num_lost)
-        elif again_after_s is None:
+            _logger.warning("%s: delivery resumed; %d items were dropped", self._name, num_lost)
+        elif retry_after_s is None:
             _logger.warning(
-                "%s: not delivered, dropped and counted from here on: %s", self._name, trouble
+                "%s: delivery failed, items are dropped and counted: %s", self._name, failure
             )
         else:
             _logger.warning(
-                "%s: not delivered, up to %d wait for another try: %s",
+                "%s: delivery failed, up to %d items wait for a retry: %s",
                 self._name,
                 self._max_waiting,
-                trouble,
+                failure,
             )
 
     def _after_fork(self) -> None:
-        """Be closed, in a child: the thread is the parent's, and so is what waits."""
-        self._changed = threading.Condition()  # the parent's may be held by a thread that is not
+        """Mark a forked child's queue as closed: thread and items belong to the parent."""
+        self._changed = threading.Condition()  # the old one may be locked
         self._waiting = deque()
         self._num_on_the_way = 0
         self._close_by_s = 0.0
 
 
 def _after_fork() -> None:
-    for courier in list(_open):
-        courier._after_fork()
+    for queue in list(_open):
+        queue._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

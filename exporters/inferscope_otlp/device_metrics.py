@@ -1,7 +1,7 @@
-"""The conventions' metrics of hardware, of each of an engine's devices as samplers count it.
+"""Hardware metrics of the conventions for each of an engine's devices, from samplers.
 
-What samplers do not tell is absent. Energy is not among them: what is known of it is apportioned to
-phases, and engines that share a device would count its idle part twice.
+Values that samplers do not report are absent. Energy is not among them: it is known only as
+apportioned to phases, and engines that share a device would count its idle part twice.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _IS_MONOTONIC = {
     names.METRIC_GPU_MEMORY_LIMIT: False,
     names.METRIC_HW_ERRORS: True,
 }
-"""Of those that are sums; the others are gauges."""
+"""Whether a sum is monotonic, by metric; the other metrics are gauges."""
 
 Values = list[tuple[str, float, Attributes]]
-"""By metric, with the attributes of the point."""
+"""Values by metric, with the attributes of the point."""
 
 
 def device_metrics(view: EngineView, *, start_ns: int, end_ns: int) -> list[bytes]:
-    """Return them as fields of a message ScopeMetrics.
+    """Return the metrics as fields of a ScopeMetrics message.
 
     Args:
-        view: of the engine.
-        start_ns: of the counting, by the wall clock.
-        end_ns: now, likewise.
+        view: view of the engine.
+        start_ns: start of counting, on the wall clock.
+        end_ns: current time, likewise.
     """
     if not view.is_alive:
         return []
@@ -47,18 +47,18 @@ def device_metrics(view: EngineView, *, start_ns: int, end_ns: int) -> list[byte
         points.setdefault(name, []).append(point)
     found = []
     for name, of_devices in points.items():
-        unit, says = _SAYS[name]
+        unit, description = _SAYS[name]
         is_monotonic = _IS_MONOTONIC.get(name)
         found.append(
-            gauge_metric(name, says, unit, of_devices)
+            gauge_metric(name, description, unit, of_devices)
             if is_monotonic is None
-            else sum_metric(name, says, unit, of_devices, is_monotonic=is_monotonic)
+            else sum_metric(name, description, unit, of_devices, is_monotonic=is_monotonic)
         )
     return found
 
 
 def _gauges(view: EngineView) -> Values:
-    """Return what is told of each device just now."""
+    """Return the latest values of each device."""
     found: Values = []
     for device_id, device in view.counters.devices.items():
         told, at = device.gauges, _of(device_id, device.device)
@@ -78,7 +78,7 @@ def _gauges(view: EngineView) -> Values:
 
 
 def _errors(view: EngineView) -> Values:
-    """Return the errors of each device: once of one that several ranks are on."""
+    """Return the errors of each device, once for a device with several ranks."""
     health_of = {time.device.partition("#")[0]: time.health for time in view.devices}
     found: Values = []
     for device_id, health in health_of.items():

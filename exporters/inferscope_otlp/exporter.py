@@ -1,8 +1,8 @@
-"""One trace per finished request, and metrics if wanted, over OTLP, from the collector's process.
+"""OTLP exporter in the collector's process: a trace per finished request, optionally metrics.
 
-The fold's thread only notes what a request was (`request` takes microseconds and never waits); the
-couriers' threads make the messages and send them. They start with the first `look`, which tells the
-wall clock and the models' names.
+The fold's thread only stores the request (`request` takes microseconds and never waits); the
+threads of the delivery queues encode and send. They start with the first `look`, which has the wall
+clock and the models' names.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from inferscope_otlp.wire import (
 
 _NO_TIMES = array("q")
 _MAX_RESOURCES = 1024
-"""Engines in sight, at most: each has its resource, and waits once with its metrics."""
+"""Maximum number of engines: each has a resource and at most one waiting metrics batch."""
 _SCOPE = scope_bytes(names.SCOPE, inferscope.__version__)
 
 
 class MetricsBatch(NamedTuple):
-    """An engine's metrics, on their way."""
+    """Metrics of one engine, waiting for delivery."""
 
     engine: EngineResource
     encoded: list[bytes]
 
 
 class _TraceDecision(NamedTuple):
-    """What becomes of a request."""
+    """Decision on a request's trace."""
 
     request: FinalRequest
     parent: Parent | None
@@ -65,20 +65,20 @@ class _TraceDecision(NamedTuple):
 
 
 class OtlpExporter:
-    """Sends traces, and metrics if wanted, to an OTLP receiver.
+    """Live exporter that sends traces, and optionally metrics, to an OTLP receiver.
 
     Attributes:
-        num_left_out: requests that were not kept, as the settings want it.
+        num_left_out: requests not kept, according to the settings.
     """
 
     is_live: ClassVar[bool] = True
     path_settings: ClassVar[tuple[str, ...]] = ("certificate", "client_certificate", "client_key")
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Check the settings; nothing is opened yet.
+        """Check the settings; open nothing.
 
         Raises:
-            BadInput: a setting is not known, or its value cannot be used.
+            BadInput: a setting is unknown, or its value is invalid.
         """
         self._settings = read_settings(settings)
         self._objectives = _objectives(self._settings)
@@ -86,7 +86,7 @@ class OtlpExporter:
         self._client_traces = ClientTraces(self._settings.client_traces_per_s)
         self._facts = FactTable()
         self._decided: _TraceDecision | None = None
-        """On the last request."""
+        """Decision on the last request."""
         self._engines: dict[str, EngineResource] = {}
         self._residuals: dict[str, float | None] = {}
         self._offset_ns = self._real_ns = 0
@@ -96,11 +96,11 @@ class OtlpExporter:
         self._counted: dict[str, EngineMetrics] = {}
         self._views: Sequence[EngineView] = ()
         self._since_ns = 0
-        """By the wall clock, of the first look."""
+        """Wall time of the first snapshot in ns."""
         self._metrics_due_ns = 0
 
     def describe(self) -> str:
-        """Return one line on what goes where."""
+        """Return one line on signals and destination."""
         settings = self._settings
         what = "traces and metrics" if settings.metrics_interval_s else "traces"
         line = f"OTLP {what} to {settings.shown_endpoint}"
@@ -111,7 +111,7 @@ class OtlpExporter:
         return line
 
     def check(self) -> None:
-        """Make what would send; its receiver may come later.
+        """Create the clients; the receiver need not be up.
 
         Raises:
             BadInput: a package is missing, or a header or certificate cannot be used.
@@ -119,7 +119,7 @@ class OtlpExporter:
         _post(self._settings, "TRACES").close()
 
     def open(self) -> None:
-        """Make ready to send.
+        """Create the clients and delivery queues.
 
         Raises:
             BadInput: a package is missing, or a header or certificate cannot be used.
@@ -128,18 +128,18 @@ class OtlpExporter:
         name = f"to {settings.shown_endpoint}"
         post = _post(settings, "TRACES")
         size = settings.queue_size
-        courier = DeliveryQueue(self._deliver, post.stop, max_waiting=size, name=f"traces {name}")
-        self._traces = (post, courier)
+        queue = DeliveryQueue(self._deliver, post.stop, max_waiting=size, name=f"traces {name}")
+        self._traces = (post, queue)
         if settings.metrics_interval_s:
             post = _post(settings, "METRICS")
-            # Of an engine's metrics only the last are of interest: they count from the beginning.
+            # Only an engine's latest metrics matter: they are cumulative.
             told = DeliveryQueue(
                 self._deliver_metrics, post.stop, max_waiting=_MAX_RESOURCES, name=f"metrics {name}"
             )
             self._metrics = (post, told)
 
     def open_beside(self, former: OtlpExporter) -> None:
-        """Make ready to send; the former one needs nothing of that.
+        """Create the clients; nothing of the former exporter is needed.
 
         Raises:
             BadInput: a package is missing, or a header or certificate cannot be used.
@@ -147,7 +147,7 @@ class OtlpExporter:
         self.open()
 
     def succeed(self, former: OtlpExporter) -> None:
-        """Send what the former one could not send so far, and count on from what it counted."""
+        """Take over the former exporter's unsent traces and its counts."""
         self._facts, self._engines = former._facts, former._engines
         self._residuals = former._residuals
         self._offset_ns, self._real_ns = former._offset_ns, former._real_ns
@@ -156,11 +156,11 @@ class OtlpExporter:
         self._counted, former._counted = former._counted, {}
         self.num_left_out = former.num_left_out
         if self._traces is not None and former._traces is not None:
-            former._traces[1].leave_to(self._traces[1])
+            former._traces[1].transfer_to(self._traces[1])
 
     def step(self, step: FinalStep) -> None:
-        """Note what a step says of its requests."""
-        self._facts.take(step)
+        """Record a step's facts about its requests."""
+        self._facts.add_step(step)
 
     def request(self, request: FinalRequest) -> None:
         """Take a finished request; never waits."""
@@ -178,17 +178,17 @@ class OtlpExporter:
         cause = None if request.judged is None else request.judged.cause
         if cause is None and not all(found.values()):
             cause = top_cause(request, self._objectives)
-        # A thousand waiting requests of a hundred thousand tokens each would fill the memory.
+        # A thousand waiting requests of 100,000 tokens each would fill the memory.
         small = replace(request, token_times_ns=_NO_TIMES, tokens_per_event=())
         self._traces[1].put(Finished(small, gaps, facts, parent, found, cause, self._offset_ns))
 
     def kept_trace(self, request: FinalRequest) -> str | None:
-        """Return the id of a request's trace, None where it is not kept."""
+        """Return the ID of a request's trace; None if it is not kept."""
         of = self._decide(request)
         return f"{of.trace_id:032x}" if of.should_keep else None
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take the engines' names and the wall clock; send metrics when they are due."""
+        """Take the engines' names and the wall clock; send metrics when due."""
         assert self._traces is not None, "open() comes first"
         self._views = snapshot.engines
         self._engines = {view.engine_id: _engine(view) for view in self._views}
@@ -199,7 +199,7 @@ class OtlpExporter:
         self._offset_ns = snapshot.real_ns - snapshot.mono_ns
         self._residuals = {view.engine_id: view.model_residual for view in snapshot.engines}
         self._traces[1].start()
-        self._facts.keep(self._engines)
+        self._facts.retain(self._engines)
         for engine_id in self._counted.keys() - self._engines.keys():
             del self._counted[engine_id]
         if self._metrics is None or snapshot.mono_ns < self._metrics_due_ns:
@@ -208,7 +208,7 @@ class OtlpExporter:
         self._send_metrics(snapshot.real_ns)
 
     def close(self) -> None:
-        """Send what is waiting, within five seconds; what is left is dropped and counted."""
+        """Send what is waiting, within five seconds; the rest is dropped and counted."""
         if self._metrics is not None:
             post, told = self._metrics
             if self._real_ns:
@@ -216,29 +216,29 @@ class OtlpExporter:
             told.close()
             post.close()
         if self._traces is not None:
-            post, courier = self._traces
-            courier.close()
+            post, queue = self._traces
+            queue.close()
             post.close()
 
     @property
     def num_sent(self) -> int:
-        """Return how many traces arrived."""
+        """Return the number of delivered traces."""
         return self._traces[1].num_sent if self._traces else 0
 
     @property
     def num_waiting(self) -> int:
-        """Return how many traces are still to be sent."""
+        """Return the number of traces waiting for delivery."""
         return self._traces[1].num_waiting if self._traces else 0
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """Return how many traces were given up: queue_full, not_delivered, closed."""
+        """Return the number of dropped traces by reason: queue_full, not_delivered, closed."""
         return dict(self._traces[1].num_dropped) if self._traces else {}
 
     def _decide(self, request: FinalRequest) -> _TraceDecision:
-        """Return what a request kept to: our thresholds, and a collector's objectives.
+        """Return the decision on a trace, by our thresholds and the collector's objectives.
 
-        Whoever links to traces asks for it, and then it comes itself.
+        An exporter that links to traces calls it before the request itself arrives.
         """
         last = self._decided
         if last is not None and last.request is request:
@@ -286,7 +286,7 @@ class OtlpExporter:
         for finished in batch:
             engine_id = finished.request.engine_id
             engine = engines.get(engine_id) or EngineResource(engine_id)
-            # A wall clock that is set while a trace waits does not move it.
+            # A later change of the wall clock does not move a waiting trace.
             of_it_ns = finished.offset_ns or offset_ns
             trace = trace_of(finished, engine, of_it_ns, residual=residuals.get(engine_id))
             encoded = trace_bytes(trace)
@@ -333,7 +333,7 @@ def _objectives(settings: OtlpSettings) -> tuple[Objective, ...]:
 
 
 def _post(settings: OtlpSettings, signal: str) -> Post:
-    """Return what sends traces or metrics.
+    """Return the client for traces or metrics.
 
     Raises:
         BadInput: a package is missing, or a header or certificate cannot be used.

@@ -1,10 +1,10 @@
-"""What only a request's steps tell, kept until it finishes: steps, their batches, prefill chunks.
+"""Facts of a request known only from its steps: number, batch sizes, prefill chunks.
 
-A step has many rows and a busy engine thousands of steps a second, but from one step to the next
-few of its members change. So a team only sums its steps, each member knows what the sums were when
-it came in, and gets what they have grown by when it leaves or somebody asks.
+A step has many rows and a busy engine thousands of steps a second, but few members change from one
+step to the next. So a batch only sums its steps; each member stores the sums at its entry, and gets
+the difference when it leaves or is read.
 
-    step(64 decodes) → team + 1 step … → a request finishes → its facts are now's sums less then's
+    step(64 decodes) → batch + 1 step … → a request finishes → its facts are the sums' difference
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from inferscope.collector.finals import FinalStep
 from inferscope.records import PREFILL, RECOMPUTED
 
 MAX_REQUESTS = 65_536
-"""Requests in flight whose facts are kept; beyond that, those that rested longest are forgotten."""
+"""Maximum number of requests in flight with facts; beyond it the least recent are dropped."""
 MAX_CHUNKS = 128
-"""Chunks kept of one request. Tracing back ends take no more events a span than that."""
+"""Maximum number of chunks per request; tracing back ends take no more events a span."""
 
 
 class PrefillChunk(msgspec.Struct, gc=False):
-    """One part of a prefill. Times are host nanoseconds."""
+    """One chunk of a prefill; times are host nanoseconds."""
 
     start_ns: int
     end_ns: int
     num_tokens: int
     num_context: int
     share_ns: int
-    """Attributed compute, summed over ranks."""
+    """Attributed compute in ns, summed over ranks."""
     is_recomputed: bool
 
 
@@ -45,20 +45,20 @@ class PhaseSteps(msgspec.Struct, gc=False):
 
 
 class RequestFacts(msgspec.Struct):
-    """What the steps of one request said."""
+    """Facts of one request from its steps."""
 
     prefill: PhaseSteps
     decode: PhaseSteps
     chunks: list[PrefillChunk]
     num_chunks: int = 0
-    told_ns: int = -1
-    """How far they reach."""
+    complete_ns: int = -1
+    """Time up to which they are complete."""
     forgotten_ns: int = -1
-    """What steps up to then said of this request may have been forgotten."""
+    """Time up to which steps of this request may have been dropped."""
 
 
 class _Sums(NamedTuple):
-    """What a team's sums were, and how much had been forgotten by then."""
+    """Sums of a batch at a member's entry, and the time up to which facts had been dropped."""
 
     num_steps: int
     sum_requests: int
@@ -67,7 +67,7 @@ class _Sums(NamedTuple):
 
 
 class _PreviousBatch:
-    """The members of the last step of one scheduler, and the sums over all of its steps."""
+    """Members of one scheduler's last step, and the sums over all of its steps."""
 
     __slots__ = (
         "chunks",
@@ -89,11 +89,11 @@ class _PreviousBatch:
         self.num_requests = 0
         self.prefill_rows: list[int] = []
         self.prefills: dict[str, _Sums] = {}
-        """Who is in it with a prompt, since when; likewise with anything else."""
+        """Members in prefill, with the sums at their entry; `decodes` likewise for all others."""
         self.decodes: dict[str, _Sums] = {}
         self.step = -1
         self.chunks: list[PrefillChunk] = []
-        """Of the last step, in the order of `prefill_rows`."""
+        """Chunks of the last step, in the order of `prefill_rows`."""
         self.num_steps = self.sum_requests = self.sum_tokens = 0
 
 
@@ -101,10 +101,10 @@ _NO_BATCHES: dict[int, _PreviousBatch] = {}
 
 
 class FactTable:
-    """The facts of requests in flight.
+    """Facts of requests in flight.
 
     Attributes:
-        num_forgotten: requests forgotten because there were too many.
+        num_forgotten: requests dropped because there were too many.
     """
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
@@ -112,69 +112,69 @@ class FactTable:
         self.num_forgotten = 0
         self._max_requests = max_requests
         self._facts: dict[tuple[str, str], RequestFacts] = {}
-        """By engine and request, those that rested longest first."""
-        self._teams: dict[str, dict[int, _PreviousBatch]] = {}
-        """By engine, and data-parallel rank."""
+        """Facts by engine and request, the least recent first."""
+        self._batches: dict[str, dict[int, _PreviousBatch]] = {}
+        """Batches by engine and data-parallel rank."""
         self._now_ns = -1
         self._forgotten_ns = -1
 
     def __len__(self) -> int:
         return len(self._facts)
 
-    def take(self, step: FinalStep) -> None:
-        """Take a step. It comes once for each rank that executed it; it counts once."""
+    def add_step(self, step: FinalStep) -> None:
+        """Add a step. It arrives once for each rank that executed it and counts once."""
         if not step.request_ids:
             return
-        teams = self._teams.get(step.engine_id)
-        if teams is None:
-            teams = self._teams[step.engine_id] = {}
-        team = teams.get(step.dp_rank)
-        if team is None:
-            team = teams[step.dp_rank] = _PreviousBatch()
+        batches = self._batches.get(step.engine_id)
+        if batches is None:
+            batches = self._batches[step.engine_id] = {}
+        batch = batches.get(step.dp_rank)
+        if batch is None:
+            batch = batches[step.dp_rank] = _PreviousBatch()
         phases = step.phases.tobytes()
-        if team.phases != phases or team.ids != step.request_ids:
-            self._change(step.engine_id, team, step.request_ids, phases)
-        if team.step == step.step:
-            for row, chunk in zip(team.prefill_rows, team.chunks, strict=True):
+        if batch.phases != phases or batch.ids != step.request_ids:
+            self._update_members(step.engine_id, batch, step.request_ids, phases)
+        if batch.step == step.step:
+            for row, chunk in zip(batch.prefill_rows, batch.chunks, strict=True):
                 chunk.share_ns += step.shares_ns.item(row)
             return
-        team.step = step.step
+        batch.step = step.step
         self._now_ns = max(self._now_ns, step.end_ns)
-        team.num_steps += 1
-        team.sum_requests += team.num_requests
-        team.sum_tokens += int(np.add.reduce(step.tokens))
-        if team.prefill_rows:
-            self._take_chunks(step, team)
+        batch.num_steps += 1
+        batch.sum_requests += batch.num_requests
+        batch.sum_tokens += int(np.add.reduce(step.tokens))
+        if batch.prefill_rows:
+            self._take_chunks(step, batch)
 
     def pop(self, engine_id: str, request_id: str, *, since_ns: int | None) -> RequestFacts | None:
-        """Return a finished request's facts and forget them.
+        """Return a finished request's facts and drop them.
 
         Args:
-            engine_id: whose request it is.
-            request_id: the engine's own id of it.
-            since_ns: when it was admitted.
+            engine_id: engine of the request.
+            request_id: the engine's own ID of it.
+            since_ns: admission time.
 
         Returns:
-            None where no step told of it, or some of its steps may have been forgotten.
+            None if no step had it, or some of its steps may have been dropped.
         """
-        for team in self._teams.get(engine_id, _NO_BATCHES).values():
-            self._leave(engine_id, team, request_id, is_prefill=True)
-            self._leave(engine_id, team, request_id, is_prefill=False)
+        for batch in self._batches.get(engine_id, _NO_BATCHES).values():
+            self._leave(engine_id, batch, request_id, is_prefill=True)
+            self._leave(engine_id, batch, request_id, is_prefill=False)
         facts = self._facts.pop((engine_id, request_id), None)
         if facts is None or since_ns is None or since_ns <= facts.forgotten_ns:
             return None
         return facts
 
-    def keep(self, engine_ids: Collection[str]) -> None:
-        """Let go of the teams of all other engines: no more steps of theirs come."""
-        for engine_id in [each for each in self._teams if each not in engine_ids]:
-            del self._teams[engine_id]
+    def retain(self, engine_ids: Collection[str]) -> None:
+        """Drop the batches of all other engines: they have no more steps."""
+        for engine_id in [each for each in self._batches if each not in engine_ids]:
+            del self._batches[engine_id]
 
-    def _take_chunks(self, step: FinalStep, team: _PreviousBatch) -> None:
-        team.chunks = []
-        for row in team.prefill_rows:
+    def _take_chunks(self, step: FinalStep, batch: _PreviousBatch) -> None:
+        batch.chunks = []
+        for row in batch.prefill_rows:
             name = step.request_ids[row]
-            since = team.prefills.get(name)
+            since = batch.prefills.get(name)
             forgotten_ns = self._forgotten_ns if since is None else since.forgotten_ns
             facts = self._of(step.engine_id, name, forgotten_ns=forgotten_ns)
             chunk = PrefillChunk(
@@ -185,17 +185,17 @@ class FactTable:
                 step.shares_ns.item(row),
                 bool(step.flags.item(row) & RECOMPUTED),
             )
-            team.chunks.append(chunk)
+            batch.chunks.append(chunk)
             facts.num_chunks += 1
             if len(facts.chunks) < MAX_CHUNKS:
                 facts.chunks.append(chunk)
 
-    def _change(
-        self, engine_id: str, team: _PreviousBatch, ids: tuple[str, ...], phases: bytes
+    def _update_members(
+        self, engine_id: str, batch: _PreviousBatch, ids: tuple[str, ...], phases: bytes
     ) -> None:
-        """Let those leave who are not in a step, or not in their phase, and others come in."""
-        team.ids, team.phases, team.step, team.chunks = ids, phases, -1, []
-        rows = team.prefill_rows = []
+        """Remove members that left the batch or changed phase, and add the new ones."""
+        batch.ids, batch.phases, batch.step, batch.chunks = ids, phases, -1, []
+        rows = batch.prefill_rows = []
         at = phases.find(PREFILL)
         while at >= 0:
             rows.append(at)
@@ -205,46 +205,46 @@ class FactTable:
             del others[at]
         decodes = set(others)
         prefills = {ids[at] for at in rows}
-        team.num_requests = len(decodes | prefills) if prefills else len(decodes)
-        for name in [name for name in team.decodes if name not in decodes]:
-            self._leave(engine_id, team, name, is_prefill=False)
-        for name in [name for name in team.prefills if name not in prefills]:
-            self._leave(engine_id, team, name, is_prefill=True)
-        now = _Sums(team.num_steps, team.sum_requests, team.sum_tokens, self._forgotten_ns)
-        if len(team.decodes) < len(decodes):
-            team.decodes |= dict.fromkeys([n for n in others if n not in team.decodes], now)
+        batch.num_requests = len(decodes | prefills) if prefills else len(decodes)
+        for name in [name for name in batch.decodes if name not in decodes]:
+            self._leave(engine_id, batch, name, is_prefill=False)
+        for name in [name for name in batch.prefills if name not in prefills]:
+            self._leave(engine_id, batch, name, is_prefill=True)
+        now = _Sums(batch.num_steps, batch.sum_requests, batch.sum_tokens, self._forgotten_ns)
+        if len(batch.decodes) < len(decodes):
+            batch.decodes |= dict.fromkeys([n for n in others if n not in batch.decodes], now)
         for at in rows:
-            team.prefills.setdefault(ids[at], now)
+            batch.prefills.setdefault(ids[at], now)
 
     def _leave(
-        self, engine_id: str, team: _PreviousBatch, request_id: str, *, is_prefill: bool
+        self, engine_id: str, batch: _PreviousBatch, request_id: str, *, is_prefill: bool
     ) -> None:
-        """Give a member what the sums have grown by, if it is one."""
-        since = (team.prefills if is_prefill else team.decodes).pop(request_id, None)
+        """Add the growth of the sums to a leaving member, if it is one."""
+        since = (batch.prefills if is_prefill else batch.decodes).pop(request_id, None)
         if since is None:
             return
         facts = self._of(engine_id, request_id, forgotten_ns=since.forgotten_ns)
         mine = facts.prefill if is_prefill else facts.decode
-        mine.num_steps += team.num_steps - since.num_steps
-        mine.sum_requests += team.sum_requests - since.sum_requests
-        mine.sum_tokens += team.sum_tokens - since.sum_tokens
+        mine.num_steps += batch.num_steps - since.num_steps
+        mine.sum_requests += batch.sum_requests - since.sum_requests
+        mine.sum_tokens += batch.sum_tokens - since.sum_tokens
 
     def _of(self, engine_id: str, request_id: str, *, forgotten_ns: int) -> RequestFacts:
-        """Return a request's facts, the newest of all from now on.
+        """Return a request's facts and mark them as the most recent.
 
         Args:
-            engine_id: whose request it is.
-            request_id: the engine's own id of it.
-            forgotten_ns: what had been forgotten when it came, if nothing is kept of it.
+            engine_id: engine of the request.
+            request_id: the engine's own ID of it.
+            forgotten_ns: time up to which facts had been dropped at its entry, if it has none.
         """
         key = (engine_id, request_id)
         facts = self._facts.pop(key, None)
         if facts is None:
             facts = RequestFacts(PhaseSteps(), PhaseSteps(), [], forgotten_ns=forgotten_ns)
         self._facts[key] = facts
-        facts.told_ns = self._now_ns
+        facts.complete_ns = self._now_ns
         if len(self._facts) > self._max_requests:
             oldest = self._facts.pop(next(iter(self._facts)))
             self.num_forgotten += 1
-            self._forgotten_ns = max(self._forgotten_ns, oldest.told_ns)
+            self._forgotten_ns = max(self._forgotten_ns, oldest.complete_ns)
         return facts

@@ -1,4 +1,4 @@
-"""A finished request as it waits to become a trace: small, however many tokens it had."""
+"""Finished requests waiting to become traces: small for any number of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EngineResource:
-    """Who served the requests. Empty where the engine does not say."""
+    """Engine that served a request; fields are empty if the engine does not report them."""
 
     engine_id: str
     kind: str = ""
@@ -29,7 +29,7 @@ class EngineResource:
 
 
 class GapStats(msgspec.Struct, frozen=True, gc=False):
-    """The time between a request's tokens."""
+    """Distribution of a request's gaps between tokens."""
 
     p50_ns: float
     p99_ns: float
@@ -37,22 +37,22 @@ class GapStats(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """All that its trace is made of."""
+    """Input of one trace."""
 
     request: FinalRequest
-    """Without its tokens' times."""
+    """The request, without its token times."""
     gaps: GapStats | None
     facts: RequestFacts | None
     parent: Parent | None
     verdicts: dict[str, bool]
     cause: str | None = None
-    """Why it missed a threshold; None where it did not, or nobody can tell."""
+    """Cause of a missed threshold; None without one or if it is unknown."""
     offset_ns: int = 0
-    """Wall clock less monotonic clock when it had finished; 0 if not known yet."""
+    """Wall clock minus monotonic clock at its end; 0 if unknown yet."""
 
 
 def tbt_ns_of(request: FinalRequest) -> Ints | None:
-    """Return a request's gaps between tokens, None where there are none or part was not seen."""
+    """Return a request's gaps between tokens; None without gaps or if part was not observed."""
     if request.is_in_one_piece or len(request.token_times_ns) < 2 or request.joined_late:
         return None
     times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
@@ -60,15 +60,15 @@ def tbt_ns_of(request: FinalRequest) -> Ints | None:
 
 
 def gaps_of(tbt_ns: Ints) -> GapStats:
-    """Return their distribution."""
+    """Return the distribution of gaps."""
     ordered = np.sort(tbt_ns)
     return GapStats(_quantile(ordered, 0.5), _quantile(ordered, 0.99), int(ordered[-1]))
 
 
 def _quantile(ordered: Ints, share: float) -> float:
-    """Return a quantile as `numpy.percentile` does, which takes ten times as long for few values.
+    """Return a quantile as `numpy.percentile` does, in a tenth of its time for few values.
 
-    Between two values it is interpolated.
+    It interpolates between values.
     """
     at = share * (len(ordered) - 1)
     below = int(at)

@@ -1,4 +1,4 @@
-"""OTLP over gRPC: the one module that knows its library, the extra `grpc`."""
+"""OTLP over gRPC; the only module that imports grpc, the extra `grpc`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _AGAIN = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-"""Of the protocol's specification."""
+"""Retryable status codes according to the OTLP specification."""
 
 
 class GrpcPost:
-    """Sends messages to a service."""
+    """Client that sends messages to a gRPC service."""
 
     def __init__(self, settings: OtlpSettings, signal: str, headers: dict[str, str]) -> None:
-        """Prepare; the connection is made with the first message.
+        """Prepare the channel; the first message connects.
 
         Raises:
             BadInput: a certificate cannot be used.
@@ -42,7 +42,7 @@ class GrpcPost:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         target = f"{host}:{parts.port or 4317}"
         if is_tls:
-            settings.tls_context()  # says what is wrong with its files better than gRPC does
+            settings.tls_context()  # its errors on certificate files are clearer than gRPC's
             of_ca, of_cert, of_key = map(_content, settings.tls_files)
             credentials = grpc.ssl_channel_credentials(of_ca, of_key, of_cert)
             self._channel = grpc.secure_channel(target, credentials)
@@ -62,7 +62,7 @@ class GrpcPost:
         """Send a message.
 
         Raises:
-            NotDelivered: it did not arrive.
+            NotDelivered: it was not delivered.
         """
         call = self._call = self._export.future(
             message,
@@ -73,14 +73,14 @@ class GrpcPost:
         try:
             call.result()
         except grpc.FutureCancelledError as error:
-            raise NotDelivered("CANCELLED", again_after_s=0.0) from error
+            raise NotDelivered("CANCELLED", retry_after_s=0.0) from error
         except grpc.RpcError as error:
             code = error.code()
             again = 0.0 if code in _AGAIN else None
-            raise NotDelivered(f"the receiver answers {code.name}", again_after_s=again) from error
+            raise NotDelivered(f"the receiver answers {code.name}", retry_after_s=again) from error
 
     def stop(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the call in progress."""
         if self._call is not None:
             self._call.cancel()
 

@@ -1,7 +1,7 @@
-"""Which trace a request belongs to: ids that come out the same each time, and the client's parent.
+"""Trace and span IDs of requests: deterministic, or the client's parent.
 
-A span's id is a hash of (engine, request, span name), so what is exported twice is one trace, not
-two. The trace's id is the client's where it sent a `traceparent`, else a hash of (engine, request).
+A span's ID is a hash of (engine, request, span name), so exporting twice yields one trace. The
+trace's ID is the client's if it sent a `traceparent`, else a hash of (engine, request).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SAMPLED = 0x01
 
 @dataclass(frozen=True)
 class Parent:
-    """The client's span, as it told of it."""
+    """The client's span, from its `traceparent`."""
 
     trace_id: int
     span_id: int
     is_sampled: bool
-    """The client records this trace."""
+    """Whether the client records this trace."""
 
 
 def parent_of(traceparent: str) -> Parent | None:
-    """Read a `traceparent`; None unless it is valid by W3C Trace Context, section 3.2.
+    """Parse a `traceparent`; return None unless it is valid by W3C Trace Context, section 3.2.
 
     Version 00 has exactly four fields. Later ones may append fields, which are not read; ff is
-    forbidden, and so are ids of nothing but zeros.
+    forbidden, and so are IDs of only zeros.
     """
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or found["version"] == "ff":
@@ -47,17 +47,17 @@ def parent_of(traceparent: str) -> Parent | None:
 
 
 def trace_id_of(engine_id: str, request_id: str) -> int:
-    """Return the id of the trace of a request that came without one."""
+    """Return the trace ID of a request without a client's."""
     return _hash(16, engine_id, request_id)
 
 
 def span_id_of(engine_id: str, request_id: str, name: str) -> int:
-    """Return the id of one of a request's spans."""
+    """Return the ID of one of a request's spans."""
     return span_ids_of(engine_id, request_id)(name)
 
 
 def span_ids_of(engine_id: str, request_id: str) -> Callable[[str], int]:
-    """Return what tells the ids of all of a request's spans by their names."""
+    """Return a function from span names to the IDs of a request's spans."""
     digest = hashlib.blake2b(_part(engine_id) + _part(request_id), digest_size=8)
 
     def span_id(name: str) -> int:
@@ -69,7 +69,7 @@ def span_ids_of(engine_id: str, request_id: str) -> Callable[[str], int]:
 
 
 def _hash(num_bytes: int, *parts: str) -> int:
-    """Return a number of so many bytes that is never zero, which would be no id."""
+    """Return a hash of this many bytes that is never zero: zero is not a valid ID."""
     digest = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=num_bytes)
     return int.from_bytes(digest.digest(), "big") or 1
 

@@ -1,6 +1,6 @@
-"""The conventions' metrics of servers: three histograms per engine, on bounds of their own.
+"""Server metrics of the conventions: three histograms per engine, with their own bounds.
 
-Counts are cumulative: of posts that do not arrive nothing is lost once a later one does.
+Counts are cumulative: a failed post loses nothing once a later one arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BOUNDS = {
         *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     ),
 }
-"""Seconds; semantic conventions for generative AI metrics."""
+"""Bounds in seconds; semantic conventions for generative AI metrics."""
 _SAYS = {
     names.METRIC_DURATION: "Generative AI server request duration",
     names.METRIC_TTFT: "Time to generate first token for successful responses",
@@ -38,23 +38,23 @@ _ANSWERS = ("stop", "length")
 
 
 class HistogramSeries(msgspec.Struct):
-    """One histogram's counts, one per bound and one for what is beyond, and the sum in seconds."""
+    """Counts of one histogram, one per bound and one above the last, and the sum in seconds."""
 
     counts: list[int]
     total: float = 0.0
 
 
 class EngineMetrics:
-    """The histograms of one engine, since `start_ns` on the wall clock."""
+    """Histograms of one engine since `start_ns` on the wall clock."""
 
     def __init__(self, start_ns: int) -> None:
-        """Start with nothing."""
+        """Start empty."""
         self._start_ns = start_ns
         self._series: dict[tuple[str, str, str], HistogramSeries] = {}
-        """By metric, operation and error."""
+        """Series by metric, operation and error."""
 
     def request(self, request: FinalRequest) -> None:
-        """Count a request that was seen whole."""
+        """Count a request that was fully observed."""
         if request.joined_late:
             return
         operation = operation_of(request)
@@ -70,7 +70,7 @@ class EngineMetrics:
             self._add(names.METRIC_TPOT, operation, "", each_ns)
 
     def encoded(self, engine: EngineResource, end_ns: int) -> list[bytes]:
-        """Return all of them as fields of a message ScopeMetrics."""
+        """Return all histograms as fields of a ScopeMetrics message."""
         metrics = []
         for name, bounds in BOUNDS.items():
             points = [

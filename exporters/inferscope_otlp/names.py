@@ -1,7 +1,7 @@
-"""Every string that leaves in a trace: the conventions' names, the engines', and ours.
+"""Strings in traces: the conventions' names, the engines', and ours.
 
-The GenAI conventions are still in development and have moved house once, so they are written out
-here and nothing imports OpenTelemetry's `_incubating` modules: a rename is one line of this file.
+The GenAI conventions are still in development and have moved once, so they are written out here and
+nothing imports OpenTelemetry's `_incubating` modules: a rename is one line of this file.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ OPERATION_OF_ENDPOINT = {
     "completions": "text_completion",
     "embeddings": "embeddings",
 }
-"""By the end of the endpoint's path; the first that fits."""
+"""Operation by the end of the endpoint's path; the first match counts."""
 DEFAULT_OPERATION = "text_completion"
-"""What an engine does with a request whose endpoint it does not tell."""
+"""Operation of a request whose endpoint is not recorded."""
 
-# --- the engines' own, so that what is built on their traces reads ours ------------------------
+# --- the engines' own names, for dashboards built on their traces ------------------------------
 
 REQUEST_ID_OF_ENGINES = "gen_ai.request.id"
 LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
@@ -100,9 +100,9 @@ JOINED_LATE = "inferscope.joined_late"
 LEDGER_MISSING = "inferscope.ledger_missing"
 PREEMPTIONS = "inferscope.preemptions"
 LEDGER = "inferscope.ledger."
-"""Followed by the cause."""
+"""Prefix of a cause."""
 SLO = "inferscope.slo."
-"""Followed by ttft, tbt or goodput, or by the name of a collector's objective."""
+"""Prefix of ttft, tbt or goodput, or of the name of a collector's objective."""
 SLO_CAUSE = "inferscope.slo.cause"
 METHOD = "inferscope.attribution.method"
 CLOCK = "inferscope.attribution.clock"
@@ -112,13 +112,13 @@ BLAMED_SECONDS = "inferscope.blame.seconds"
 PHASE = "inferscope.phase"
 GPU_SECONDS = "inferscope.gpu.seconds"
 SM_ACTIVE = "inferscope.gpu.sm_active"
-"""Seconds; over `inferscope.gpu.seconds` it is the SM utilisation."""
+"""Seconds; divided by `inferscope.gpu.seconds` it is the SM utilization."""
 HBM_READ_BYTES = "inferscope.gpu.hbm.read_bytes"
 HBM_WRITE_BYTES = "inferscope.gpu.hbm.write_bytes"
 ENERGY = "inferscope.energy.joules"
 COUNTERS_METHOD = "inferscope.counters.method."
 COUNTERS_ERROR = "inferscope.counters.error."
-"""Followed by what is counted."""
+"""Prefix of a counter's name."""
 FLOPS = "inferscope.flops"
 STEPS = "inferscope.steps"
 BATCH_SIZE_MEAN = "inferscope.batch.size_mean"
@@ -136,4 +136,4 @@ CHUNK_DURATION = "inferscope.chunk.duration"
 CHUNK_RECOMPUTED = "inferscope.chunk.recomputed"
 
 UNIQUE = frozenset({RESPONSE_ID, REQUEST_ID_OF_ENGINES, REQUEST_ID, EXTERNAL_ID})
-"""Whose value is another one in each trace."""
+"""Attributes whose value differs in each trace."""

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: one connection that is kept, and what the answer means for what was sent."""
+"""OTLP over HTTP: one persistent connection, and the meaning of each response status."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from inferscope_otlp.delivery_queue import NotDelivered
 from inferscope_otlp.settings import OtlpSettings
 
 _AGAIN = frozenset({429, 502, 503, 504})
-"""Of the protocol's specification: with anything else the same message must not come again."""
+"""Retryable status codes of the OTLP specification; any other forbids a retry."""
 _LONGEST_WAIT_S = 60.0
 _MOST_ANSWER_BYTES = 1 << 20
 _LEVEL = 1
-"""Of compression: the highest takes three times as long for a tenth of the bytes."""
+"""Compression level; the highest takes three times as long for 10 % fewer bytes."""
 
 
 class Post(Protocol):
-    """Brings a message to a receiver."""
+    """Client that delivers messages to a receiver."""
 
     def send(self, message: bytes) -> None:
-        """Send it; blocks.
+        """Send a message; blocks.
 
         Raises:
-            NotDelivered: it did not arrive.
+            NotDelivered: it was not delivered.
         """
 
     def stop(self) -> None:
-        """Make a `send` that is blocked come to its end; from another thread."""
+        """Interrupt a blocked `send`; called from another thread."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class HttpPost:
-    """Posts messages to a URL."""
+    """Client that posts messages to a URL."""
 
     def __init__(self, settings: OtlpSettings, url: str, headers: dict[str, str]) -> None:
-        """Prepare; nothing is connected yet.
+        """Prepare; connect with the first message.
 
         Raises:
             BadInput: a certificate cannot be used.
@@ -70,7 +70,7 @@ class HttpPost:
         """Post a message.
 
         Raises:
-            NotDelivered: it did not arrive.
+            NotDelivered: it was not delivered.
         """
         body = gzip.compress(message, _LEVEL) if self._is_gzip else message
         is_kept = self._connection is not None
@@ -79,23 +79,23 @@ class HttpPost:
         except (http.client.HTTPException, OSError) as error:
             self.close()
             if not is_kept or self._is_stopped or isinstance(error, TimeoutError):
-                raise NotDelivered(_words(error), again_after_s=0.0) from error
+                raise NotDelivered(_describe_error(error), retry_after_s=0.0) from error
         else:
             return
-        # The receiver has closed a connection that was kept, as it may: once more on a new one.
+        # The receiver may close a persistent connection: retry once on a new one.
         try:
             self._exchange(body)
         except (http.client.HTTPException, OSError) as error:
             self.close()
-            raise NotDelivered(_words(error), again_after_s=0.0) from error
+            raise NotDelivered(_describe_error(error), retry_after_s=0.0) from error
 
     def stop(self) -> None:
-        """Cut the connection."""
+        """Shut down the connection."""
         self._is_stopped = True
         connection = self._connection
         sock = connection.sock if connection is not None else None
         if sock is not None:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class HttpPost:
             return
         why = f"the receiver answers {answer.status} {http.client.responses.get(answer.status, '')}"
         wait_s = _wait_s(answer) if answer.status in _AGAIN else None
-        raise NotDelivered(why.rstrip(), again_after_s=wait_s)
+        raise NotDelivered(why.rstrip(), retry_after_s=wait_s)
 
     def _connected(self) -> http.client.HTTPConnection:
-        """Return a connection to the receiver, or through the proxy that the environment names."""
+        """Return a connection to the receiver, or through the environment's proxy."""
         parts, timeout_s = self._parts, self._timeout_s
         host, port = parts.hostname or "", parts.port or (443 if self._context else 80)
         proxy = getproxies().get(parts.scheme, "")
@@ -140,20 +140,20 @@ def _connection(
 
 
 def _credentials(parts: SplitResult, header: str = "Authorization") -> dict[str, str]:
-    """Return the header for a user and a password that stand in a URL."""
+    """Return the header for a user and a password in a URL."""
     if parts.username is None:
         return {}
-    words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {header: f"Basic {base64.b64encode(words.encode()).decode()}"}
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {header: f"Basic {base64.b64encode(credentials.encode()).decode()}"}
 
 
 def _wait_s(answer: http.client.HTTPResponse) -> float:
-    """Return how long the receiver asks to be left alone; 0 where it does not say."""
+    """Return the delay that the receiver requests; 0 if it requests none."""
     asked = answer.getheader("Retry-After", "")
     return min(float(asked), _LONGEST_WAIT_S) if asked.isdigit() else 0.0
 
 
-def _words(error: Exception) -> str:
-    """Return what went wrong. None of these errors repeats what was sent."""
-    said = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+def _describe_error(error: Exception) -> str:
+    """Return a description of an error. None of these errors repeats the message sent."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What served, as an OpenTelemetry resource."""
+"""OpenTelemetry resource of an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferscope_otlp.finished import EngineResource
 
 
 def resource(engine: EngineResource, *, service_name: str | None) -> Attributes:
-    """Return what served: who runs InferScope may name it by OTEL_RESOURCE_ATTRIBUTES."""
+    """Return an engine's resource; OTEL_RESOURCE_ATTRIBUTES may override it."""
     found: Attributes = {names.SERVICE_NAME: "inferscope", names.HOST_NAME: socket.gethostname()}
     found |= dict(parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")))
     named = service_name or os.environ.get("OTEL_SERVICE_NAME")

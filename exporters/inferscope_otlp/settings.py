@@ -1,4 +1,4 @@
-"""The exporter's section of the configuration, checked once."""
+"""Validated settings of the exporter."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True)
 class OtlpSettings:
-    """Where traces go, and which."""
+    """Destination and selection of traces."""
 
     endpoint: str = _DEFAULT_OF[HTTP]
     protocol: str = HTTP
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent along; they may hold a secret and are shown nowhere."""
+    """Additional headers; they may hold a secret and are never shown."""
     compression: str = "gzip"
     service_name: str | None = None
     keep_share: float = 1.0
-    """Of the requests that are unremarkable, 0..1."""
+    """Share of unremarkable requests to keep, 0..1."""
     client_traces_per_s: float = 50.0
-    """Maximum of what is kept because the client records it; beyond it, `keep_share` decides."""
+    """Maximum rate of traces kept because the client records them; beyond it, `keep_share` decides.
+    """
     ttft_ms: float | None = None
     """Requests whose first token took longer are always kept."""
     tbt_ms: float | None = None
     """Requests with a longer gap between tokens are always kept."""
     timeout_s: float = 10.0
-    """For one try."""
+    """Timeout of one try."""
     queue_size: int = 2048
-    """Traces that may wait to be sent."""
+    """Maximum number of traces waiting for delivery."""
     metrics_endpoint: str | None = None
-    """Over HTTP; None: the traces' with another end."""
+    """URL over HTTP; None derives it from the traces' URL."""
     metrics_interval_s: float = 0.0
-    """Between two posts of metrics; 0: none are sent."""
+    """Seconds between two posts of metrics; 0 sends none."""
     certificate: str | None = None
-    """Of the authority that has signed the receiver's, in PEM; likewise the two below."""
+    """PEM file of the receiver's authority; the next two are the client's certificate and key."""
     client_certificate: str | None = None
     client_key: str | None = None
 
     @property
     def shown_endpoint(self) -> str:
-        """Return the endpoint without a user's name and password, and without its query."""
+        """Return the endpoint without user, password and query."""
         return without_secrets(self.endpoint)
 
     @property
     def metrics_url(self) -> str:
-        """Return where metrics go over HTTP."""
+        """Return the URL of metrics over HTTP."""
         if self.metrics_endpoint is not None:
             return self.metrics_endpoint
         parts = urlsplit(self.endpoint)
@@ -79,10 +80,10 @@ class OtlpSettings:
         return of_ca, of_cert, of_key
 
     def all_headers(self, signal: str) -> dict[str, str]:
-        """Return the headers to send with TRACES or METRICS, the environment's among them.
+        """Return the headers for TRACES or METRICS, including the environment's.
 
         Raises:
-            BadInput: one of the environment's cannot be sent.
+            BadInput: one of the environment's headers cannot be sent.
         """
         found = environment_headers(signal)
         for name, content in found.items():
@@ -90,7 +91,7 @@ class OtlpSettings:
         return found | {name.lower(): content for name, content in self.headers.items()}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what TLS is spoken with.
+        """Return the TLS context.
 
         Raises:
             BadInput: a certificate or key cannot be used.
@@ -113,16 +114,16 @@ def read_settings(section: Mapping[str, object] | None) -> OtlpSettings:
     """Check a section of the configuration.
 
     Raises:
-        BadInput: a name in it is not known, or a value cannot be used.
+        BadInput: a name is unknown, or a value is invalid.
     """
     given = {} if section is None else section
     if not isinstance(given, Mapping):
-        raise BadInput(f"{_SECTION}: its settings are no mapping. Give names with their values.")
+        raise BadInput(f"{_SECTION}: settings must be a mapping of names to values.")
     for name in given:
         if name not in _NAMES:
             nearest = difflib.get_close_matches(str(name), _NAMES, n=1)
             hint = f"Did you mean {nearest[0]}?" if nearest else f"Known: {', '.join(_NAMES)}."
-            raise BadInput(f"{_SECTION}: there is no setting {name!r}. {hint}")
+            raise BadInput(f"{_SECTION}: unknown setting {name!r}. {hint}")
     found = OtlpSettings()
     protocol = _one_of("protocol", given.get("protocol", found.protocol), _PROTOCOLS)
     return OtlpSettings(
@@ -164,11 +165,11 @@ def _invalid(name: str, value: object, wanted: str) -> BadInput:
 def _endpoint(name: str, value: object) -> str:
     example = "the URL of an OTLP receiver, such as http://127.0.0.1:4318/v1/traces"
     if not isinstance(value, str):
-        raise BadInput(f"{_SECTION}: {name} is no text. Give {example}.")
+        raise BadInput(f"{_SECTION}: {name} must be a string. Give {example}.")
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         is_url = False
     if not is_url or not value.isprintable():
         raise _invalid(name, without_secrets(value), example)
@@ -179,27 +180,31 @@ def _headers(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise BadInput(f"{_SECTION}: headers is no mapping. Give names with their values.")
+        raise BadInput(f"{_SECTION}: headers must be a mapping of names to values.")
     for name, content in value.items():
         if not isinstance(name, str) or not isinstance(content, str):
-            # The content may be a secret: it is not repeated.
-            raise BadInput(f"{_SECTION}: the header {name!r} is no text. Put its value in quotes.")
+            # The value may be a secret: it is not repeated.
+            raise BadInput(
+                f"{_SECTION}: the header {name!r} must be a string. Put its value in quotes."
+            )
         check_header(name, content)
     return dict(value)
 
 
 def check_header(name: str, content: str) -> None:
-    """Find out whether a header can be sent, without repeating what may be a secret.
+    """Check that a header can be sent, without repeating what may be a secret.
 
     Raises:
-        BadInput: it cannot.
+        BadInput: it cannot be sent.
     """
     if not _HEADER_NAME.fullmatch(name):
-        raise BadInput(f"{_SECTION}: {name!r} is no header's name. Give letters, digits and -.")
+        raise BadInput(
+            f"{_SECTION}: {name!r} is not a valid header name. Give letters, digits and -."
+        )
     if content != content.strip() or not (content.isascii() and content.isprintable()):
         raise BadInput(
             f"{_SECTION}: the value of the header {name} has a line break, blanks around it or "
-            "something else that no header can have. Give the value alone."
+            "another invalid character. Give the value alone."
         )
 
 

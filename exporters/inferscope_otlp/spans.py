@@ -1,15 +1,14 @@
-"""From a finished request to its spans: pure, of no library, the same each time.
+"""Spans of a finished request: a pure function, independent of libraries, deterministic.
 
     {operation} {model}        root    arrived → delivered
     ├─ inferscope.queue                queued → admitted
     ├─ inferscope.prefill              admitted → first token     an event per chunk
     ├─ inferscope.decode               first token → last token   sums only, nothing per token
     ├─ inferscope.preempted    0..n    preempted → resumed
-    └─ inferscope.kv_transfer  0..n    KV blocks asked for → all there   linked to who sent them
+    └─ inferscope.kv_transfer  0..n    KV blocks requested → complete   linked to the sender
 
-A phase that was cut short ends where the request did. Children never leave their root. What is not
-known is left out: no zero stands for it. Of requests that were under way before the records began,
-or whose records have a gap (`joined_late`), nothing that is a sum is told.
+An interrupted phase ends with the request. Children stay within their root. Unknown values are left
+out, never zero. Requests with incomplete records (`joined_late`) have no sums.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from inferscope_otlp.trace_sampling import FAILURES
 
 _NS_PER_S = 1e9
 _MOST_PREEMPTED = 64
-"""Spans of them; `inferscope.preemptions` counts all."""
+"""Maximum number of preemption spans; `inferscope.preemptions` counts all."""
 _ROOT = "root"
 
 
 class SpanEvent(msgspec.Struct, frozen=True):
-    """Something at one moment of a span, in nanoseconds of the wall clock."""
+    """Event of a span; time in nanoseconds of the wall clock."""
 
     name: str
     at_ns: int
@@ -46,14 +45,14 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 
 class SpanLink(msgspec.Struct, frozen=True):
-    """Another span that has to do with it."""
+    """Link to a related span."""
 
     trace_id: int
     span_id: int
 
 
 class TraceSpan(msgspec.Struct, frozen=True):
-    """One span. Times are nanoseconds of the wall clock."""
+    """One span; times are nanoseconds of the wall clock."""
 
     name: str
     span_id: int
@@ -65,26 +64,26 @@ class TraceSpan(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A request's spans."""
+    """Spans of one request."""
 
     trace_id: int
     parent: Parent | None
     root: TraceSpan
     children: tuple[TraceSpan, ...]
     failure: str | None
-    """Why the request failed, if it did."""
+    """Failure of the request; None without one."""
 
 
 def trace_of(
     finished: Finished, engine: EngineResource, offset_ns: int, *, residual: float | None = None
 ) -> Trace:
-    """Build a request's trace.
+    """Return a request's trace.
 
     Args:
         finished: the request.
-        engine: whose it was.
-        offset_ns: wall clock less monotonic clock.
-        residual: of the engine's cost model: measured over modelled time, less one.
+        engine: its engine.
+        offset_ns: wall clock minus monotonic clock.
+        residual: residual of the engine's cost model: measured/modelled - 1.
     """
     request, parent = finished.request, finished.parent
     builder = _Builder(finished, offset_ns)
@@ -100,7 +99,7 @@ def trace_of(
 
 
 class _Builder:
-    """Lays a request's spans out on the wall clock, within the request and one after another."""
+    """Builder of a request's spans on the wall clock, within the request and in sequence."""
 
     def __init__(self, finished: Finished, offset_ns: int) -> None:
         self._finished = finished
@@ -108,16 +107,16 @@ class _Builder:
         request = finished.request
         self._span_id = span_ids_of(request.engine_id, request.request_id)
         self._through_ns = request.arrived_ns
-        """Where the last phase ended."""
+        """End of the last phase."""
         self._end_ns = max(request.delivered_ns, request.arrived_ns)
 
     def root(self, name: str, attributes: Attributes) -> TraceSpan:
-        """Return the request's own span. A model's late introduction does not change its id."""
+        """Return the root span. A model name that arrives late does not change its ID."""
         since_ns, until_ns = self._finished.request.arrived_ns, self._end_ns
         return self._span(name, since_ns, until_ns, attributes, key=_ROOT)
 
     def children(self) -> list[TraceSpan]:
-        """Return the phases in their order, then the preemptions."""
+        """Return the phases in order, then the preemptions."""
         finished, request = self._finished, self._finished.request
         queued_ns, admitted_ns = request.queued_ns, request.admitted_ns
         first_ns, last_ns = request.first_token_ns, request.last_token_ns
@@ -133,7 +132,7 @@ class _Builder:
                 self._phase(names.SPAN_PREFILL, admitted_ns, first_ns, attributes, chunks=first)
             )
         if first_ns is not None and last_ns is not None:
-            # A request that lost its cache computes chunks of it again.
+            # A request that lost its cache recomputes chunks.
             again = [chunk for chunk in chunks if chunk.start_ns >= first_ns]
             attributes = decode_attributes(finished)
             if last_ns > first_ns or request.decode_ns:
@@ -147,9 +146,9 @@ class _Builder:
         return found + [self._transfer(*each) for each in enumerate(request.transfers)]
 
     def _transfer(self, number: int, transfer: KvTransfer) -> TraceSpan:
-        """Make a transfer's span, linked to the request's own on the worker that sent the blocks.
+        """Return a transfer's span, linked to the root span on the worker that sent the blocks.
 
-        Where a router gave both workers the client's traceparent, that span is in the same trace.
+        If a router gave both workers the client's traceparent, that span is in the same trace.
         """
         request, sender = self._finished.request, (transfer.peer, transfer.peer_request_id)
         since_ns, until_ns = self._within(transfer.start_ns, transfer.end_ns, request.arrived_ns)
@@ -175,7 +174,7 @@ class _Builder:
         *,
         chunks: list[PrefillChunk] | None = None,
     ) -> TraceSpan:
-        """Make the next phase's span; one that was cut short ends where the request did."""
+        """Return the next phase's span; an interrupted phase ends with the request."""
         until_ns = self._end_ns if until_ns is None else until_ns
         since_ns, self._through_ns = self._within(since_ns, until_ns, self._through_ns)
         events = tuple(self._event(chunk, since_ns, self._through_ns) for chunk in chunks or ())

@@ -1,14 +1,14 @@
-"""Which requests become traces: whatever went wrong, what the client records, a share of the rest.
+"""Trace sampling: every failure or miss, the client's recorded traces, a share of the rest.
 
     failed, or beyond a threshold            kept
-    the client's trace is recorded           kept: else its trace would have a hole; up to
+    the client's trace is recorded           kept, else its trace would have a gap; up to
                                              `client_traces_per_s`, beyond that as without one
-    the client's trace is not recorded       not kept: ours would be a piece of nothing
-    no trace of the client's                 kept by its trace id, at `keep_share`
+    the client's trace is not recorded       not kept: ours would be a fragment
+    no client trace                          kept by its trace ID, at `keep_share`
 
-The share is drawn from the trace id as OpenTelemetry's consistent probability sampling draws it
-(trace SDK specification, TraceIdRatioBased: the rightmost 56 bits), so that a request exported
-twice is kept twice or not at all.
+The share is drawn from the trace ID by OpenTelemetry's consistent probability sampling (trace SDK
+specification, TraceIdRatioBased: the rightmost 56 bits), so that a request exported twice is kept
+twice or never.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from inferscope_otlp.identity import Parent
 from inferscope_otlp.settings import OtlpSettings
 
 FAILURES = frozenset({"timeout", "server_abort", "rejected", "error", "engine_lost", "shed"})
-"""Ends that the server answers for; a client's own leaving is none."""
+"""Finish reasons that the server is responsible for; a client's cancellation is none."""
 _DRAWN_BITS = 56
 _NS_PER_MS = 1e6
 
 
 def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: OtlpSettings) -> dict[str, bool]:
-    """Return, for each threshold that is set and can be decided, whether the request kept to it.
+    """Return whether the request met each threshold that is set and decidable.
 
-    TTFT is bad as soon as the deadline passes without a token, whatever the request's end. TBT is
-    judged by the longest of the gaps. An answer in one piece has neither.
+    TTFT is missed once the deadline passes without a token, for any finish reason. TBT is judged by
+    the longest gap. A non-streamed response has neither.
     """
     found: dict[str, bool] = {}
     if request.is_in_one_piece:
@@ -45,9 +45,9 @@ def verdicts(request: FinalRequest, tbt_ns: Ints | None, settings: OtlpSettings)
 
 
 class ClientTraces:
-    """Rate limit of traces that are kept because the client records them.
+    """Rate limit of traces kept because the client records them.
 
-    Its clock is that of the requests' ends. A second's number may come at once.
+    Its clock is the requests' end times. A second's number may arrive at once.
     """
 
     def __init__(self, per_s: float) -> None:
@@ -74,15 +74,15 @@ def should_keep(
     share: float,
     limit: ClientTraces,
 ) -> bool:
-    """Decide whether a request becomes a trace.
+    """Return whether a request becomes a trace.
 
     Args:
-        request: what it was.
+        request: the final request.
         found: its verdicts.
         parent: the client's span.
-        drawn_id: a hash of the request, which the client cannot choose.
-        share: of the unremarkable ones to keep, 0..1.
-        limit: of what is kept because the client records it.
+        drawn_id: hash of the request, which the client cannot choose.
+        share: share of unremarkable requests to keep, 0..1.
+        limit: rate limit of traces kept because the client records them.
     """
     if request.finish in FAILURES or not all(found.values()):
         return True

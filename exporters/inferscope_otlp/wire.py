@@ -1,10 +1,9 @@
-"""Traces and metrics as OTLP's protobuf, written field by field.
+"""OTLP protobuf encoding of traces and metrics, field by field.
 
-Protobuf's own messages take five times as long, and the SDK's spans before them as long again: a
-request has some seventy attributes, nearly all of them of the same few names. So what stands before
-a value is kept by name, and whole pairs where values are few. Field numbers are those of
-opentelemetry-proto 1.x, where they may not change: trace.proto, metrics.proto, common.proto,
-resource.proto.
+Protobuf's own messages take five times as long, and the SDK's spans as long again: a request has
+about seventy attributes, nearly all with the same few names. So prefixes are cached by name, and
+whole pairs if values are few. Field numbers are those of opentelemetry-proto 1.x, where they may
+not change: trace.proto, metrics.proto, common.proto, resource.proto.
 
     message = (tag, content)*      tag = number << 3 | type      types: 0 varint, 1 eight bytes,
                                                                  2 length and bytes
@@ -27,11 +26,11 @@ _INTERNAL, _SERVER = b"\x30\x01", b"\x30\x02"
 _ERROR = b"\x18\x02"
 _CUMULATIVE = 2
 _DOUBLE_OF_LIST = b"\x0a\x09\x21"
-"""What stands before the eight bytes of one value among others."""
+"""Prefix of the eight bytes of one value in an array."""
 
 
 def varint(number: int) -> bytes:
-    """Return a number of at most 64 bits, negative ones in two's complement."""
+    """Return a varint of at most 64 bits, negative numbers in two's complement."""
     number &= 0xFFFFFFFFFFFFFFFF
     if number < 0x80:
         return _SMALL[number]
@@ -48,7 +47,7 @@ _TAGS = [varint(number << 3 | 2) for number in range(32)]
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a field of bytes, of a number below 32: a text or another message."""
+    """Return a bytes field with a number below 32: a text or another message."""
     num_bytes = len(content)
     if num_bytes < 0x80:
         return _TAGS[number] + _SMALL[num_bytes] + content
@@ -56,12 +55,12 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def text(number: int, content: str) -> bytes:
-    """Return a field of text; lone surrogates, which no text may have, become question marks."""
+    """Return a text field; lone surrogates, which are invalid, become question marks."""
     return field(number, content.encode("utf-8", "replace"))
 
 
 def packed(number: int, values: Iterable[float], *, is_whole: bool) -> bytes:
-    """Return a field of many numbers of eight bytes."""
+    """Return a packed field of eight-byte numbers."""
     values = list(values)
     return field(number, struct.pack(f"<{len(values)}{'Q' if is_whole else 'd'}", *values))
 
@@ -70,38 +69,38 @@ def packed(number: int, values: Iterable[float], *, is_whole: bool) -> bytes:
 
 
 def pairs(number: int, attributes: Attributes) -> bytes:
-    """Return attributes, each as the field of this number."""
+    """Return attributes, each as a field with this number."""
     out = []
     for name, value in attributes.items():
         if isinstance(value, float):
-            out.append(_before_double(number, name) + _double(value))
+            out.append(_double_prefix(number, name) + _double(value))
         elif isinstance(value, int) and value is not True and value is not False:
             content = varint(value)
-            out.append(_before_whole(number, name, len(content)) + content)
+            out.append(_integer_prefix(number, name, len(content)) + content)
         elif isinstance(value, str) and name not in names.UNIQUE:
-            out.append(_pair_of_word(number, name, value))
+            out.append(_string_pair(number, name, value))
         else:
             out.append(_pair(number, name, value))
     return b"".join(out)
 
 
 @lru_cache(1024)
-def _before_double(number: int, name: str) -> bytes:
-    """Return all of a pair but the eight bytes of its value, which are its end."""
+def _double_prefix(number: int, name: str) -> bytes:
+    """Return a pair without the eight bytes of its value, which end it."""
     key = text(1, name)
     return varint(number << 3 | 2) + varint(len(key) + 11) + key + b"\x12\x09\x21"
 
 
 @lru_cache(1024)
-def _before_whole(number: int, name: str, num_bytes: int) -> bytes:
-    """Return all of a pair but its value, a whole number of so many bytes, which is its end."""
+def _integer_prefix(number: int, name: str, num_bytes: int) -> bytes:
+    """Return a pair without its value, an integer of `num_bytes` bytes, which ends it."""
     key = text(1, name)
     before = varint(number << 3 | 2) + varint(len(key) + 3 + num_bytes) + key
     return before + b"\x12" + varint(1 + num_bytes) + b"\x18"
 
 
 def _pair(number: int, name: str, value: Value) -> bytes:
-    content = _any(value)
+    content = _any_value(value)
     key = _key(name)
     num_bytes = len(content)
     return (
@@ -115,7 +114,7 @@ def _pair(number: int, name: str, value: Value) -> bytes:
 
 
 @lru_cache(4096)
-def _pair_of_word(number: int, name: str, value: str) -> bytes:
+def _string_pair(number: int, name: str, value: str) -> bytes:
     return _pair(number, name, value)
 
 
@@ -124,7 +123,7 @@ def _key(name: str) -> bytes:
     return text(1, name)
 
 
-def _any(value: Value) -> bytes:
+def _any_value(value: Value) -> bytes:
     if isinstance(value, str):
         return text(1, value)
     if isinstance(value, bool):
@@ -137,7 +136,9 @@ def _any(value: Value) -> bytes:
         5,
         b"".join(
             [
-                _DOUBLE_OF_LIST + _double(each) if type(each) is float else field(1, _any(each))
+                _DOUBLE_OF_LIST + _double(each)
+                if type(each) is float
+                else field(1, _any_value(each))
                 for each in value
             ]
         ),
@@ -148,11 +149,11 @@ def _any(value: Value) -> bytes:
 
 
 def trace_bytes(trace: Trace) -> bytes:
-    """Return a trace's spans, the root first, as fields of a message ScopeSpans."""
+    """Return a trace's spans, the root first, as fields of a ScopeSpans message."""
     trace_id = b"\x0a\x10" + trace.trace_id.to_bytes(16, "big")
     root_id = trace.root.span_id.to_bytes(8, "big")
     above = b"" if trace.parent is None else b"\x22\x08" + trace.parent.span_id.to_bytes(8, "big")
-    # Status says why it failed; the flags that the parent was sent by another process.
+    # Status carries the failure; the flags mark the parent as remote.
     status = b"" if trace.failure is None else field(15, text(2, trace.failure) + _ERROR)
     below = b"\x22\x08" + root_id
     return field(2, trace_id + _span(trace.root, above + _SERVER) + status) + b"".join(
@@ -193,17 +194,17 @@ def _event(event: SpanEvent) -> bytes:
 
 
 def resource_spans(resource: bytes, scope: bytes, traces: Iterable[bytes]) -> bytes:
-    """Return the traces of one resource, as a field of an export request."""
+    """Return the traces of one resource as a field of an export request."""
     return field(1, field(1, resource) + field(2, field(1, scope) + b"".join(traces)))
 
 
 def resource_bytes(attributes: Attributes) -> bytes:
-    """Return a message Resource."""
+    """Return a Resource message."""
     return pairs(1, attributes)
 
 
 def scope_bytes(name: str, version: str) -> bytes:
-    """Return a message InstrumentationScope."""
+    """Return an InstrumentationScope message."""
     return text(1, name) + text(2, version)
 
 
@@ -219,15 +220,15 @@ def histogram_point(
     counts: Sequence[int],
     total: float,
 ) -> bytes:
-    """Return one series of a histogram, as a field of a message Histogram.
+    """Return one series of a histogram as a field of a Histogram message.
 
     Args:
-        attributes: of the series.
-        start_ns: of the counting, by the wall clock.
-        end_ns: likewise.
-        bounds: upper ones, inclusive.
-        counts: one per bound, and one for what is beyond.
-        total: of all values.
+        attributes: attributes of the series.
+        start_ns: start of counting, on the wall clock.
+        end_ns: current time, likewise.
+        bounds: inclusive upper bounds.
+        counts: one per bound, and one above the last.
+        total: sum of all values.
     """
     point = (
         _times(0x11, start_ns, 0x19, end_ns)
@@ -242,33 +243,35 @@ def histogram_point(
     return field(1, point)
 
 
-def histogram_metric(name: str, says: str, unit: str, points: Iterable[bytes]) -> bytes:
-    """Return a metric, as a field of a message ScopeMetrics."""
+def histogram_metric(name: str, description: str, unit: str, points: Iterable[bytes]) -> bytes:
+    """Return a histogram as a field of a ScopeMetrics message."""
     histogram = b"".join(points) + b"\x10" + varint(_CUMULATIVE)
-    return field(2, text(1, name) + text(2, says) + text(3, unit) + field(9, histogram))
+    return field(2, text(1, name) + text(2, description) + text(3, unit) + field(9, histogram))
 
 
 def number_point(attributes: Attributes, value: float, *, start_ns: int, end_ns: int) -> bytes:
-    """Return one series of a gauge or a sum, as a field of either; whole numbers stay whole."""
+    """Return one series of a gauge or a sum as a field of either; integers stay integers."""
     number = b"\x31" + _fixed64(value) if isinstance(value, int) else b"\x21" + _double(value)
     return field(1, _times(0x11, start_ns, 0x19, end_ns) + number + pairs(7, attributes))
 
 
-def gauge_metric(name: str, says: str, unit: str, points: Iterable[bytes]) -> bytes:
-    """Return a metric, as a field of a message ScopeMetrics."""
-    return field(2, text(1, name) + text(2, says) + text(3, unit) + field(5, b"".join(points)))
+def gauge_metric(name: str, description: str, unit: str, points: Iterable[bytes]) -> bytes:
+    """Return a gauge as a field of a ScopeMetrics message."""
+    return field(
+        2, text(1, name) + text(2, description) + text(3, unit) + field(5, b"".join(points))
+    )
 
 
 def sum_metric(
-    name: str, says: str, unit: str, points: Iterable[bytes], *, is_monotonic: bool
+    name: str, description: str, unit: str, points: Iterable[bytes], *, is_monotonic: bool
 ) -> bytes:
-    """Return a counter, or what may fall again, as a field of a message ScopeMetrics."""
+    """Return a sum, monotonic or not, as a field of a ScopeMetrics message."""
     how = b"\x10" + varint(_CUMULATIVE) + (b"\x18\x01" if is_monotonic else b"")
     return field(
-        2, text(1, name) + text(2, says) + text(3, unit) + field(7, b"".join(points) + how)
+        2, text(1, name) + text(2, description) + text(3, unit) + field(7, b"".join(points) + how)
     )
 
 
 def resource_metrics(resource: bytes, scope: bytes, metrics: Iterable[bytes]) -> bytes:
-    """Return the metrics of one resource, as a field of an export request."""
+    """Return the metrics of one resource as a field of an export request."""
     return field(1, field(1, resource) + field(2, field(1, scope) + b"".join(metrics)))

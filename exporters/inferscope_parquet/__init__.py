@@ -1,4 +1,4 @@
-"""Parquet: requests, steps and slices in columns, by the hour, for DuckDB and its like."""
+"""Parquet exporter: requests, steps and slices in columns, by the hour, for DuckDB and the like."""
 
 from inferscope_parquet.exporter import FolderExport, ParquetExporter
 

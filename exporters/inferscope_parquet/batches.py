@@ -1,8 +1,8 @@
-"""Gathers what is final into batches of bounded size, each with the wall clock and names it needs.
+"""Batches of final records, of bounded size, with the wall clock and engine labels of their rows.
 
-The fold's thread only appends. A batch is handed on when it is large (a row group of a file), or
-old (then the files it goes into are ended as well: what a crash can cost). Time is the snapshots':
-of a recording, the recorded.
+The fold's thread only appends. A batch is delivered when it is large (a row group of a file) or old
+(then its files are completed as well, which bounds the loss by a crash). Time is the snapshots';
+for a recording, the recorded time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import Snapshot
 
 _MOST_ROWS = 3 << 15
-"""Slices, or as much memory in steps, requests and tokens: some eight megabytes, and while they are
-written as much again in columns."""
+"""Maximum batch size in slices or equivalent memory.
+
+It is about 8 MB, and as much again in columns while it is written.
+"""
 _STEP_ROWS, _REQUEST_ROWS = 8, 64
-"""What a step and a request take besides, in slices."""
+"""Memory of a step and of a request, in slices."""
 _CLOCK_STEP_NS = 1_000_000
-"""A wall clock that moved by more was set: rows before it keep the old one."""
+"""Minimum change in ns of a wall clock that was set: rows before it keep the old one."""
 
 
 class EngineLabels(NamedTuple):
-    """What rows say of their engine; None is unknown."""
+    """Engine columns of a row; None is unknown."""
 
     model: str | None = None
     is_synthetic: bool | None = None
@@ -34,24 +36,24 @@ class EngineLabels(NamedTuple):
 
 @dataclass
 class RowBatch:
-    """What became final in a while."""
+    """Records that became final in one interval."""
 
     steps: list[FinalStep] = field(default_factory=list)
     requests: list[FinalRequest] = field(default_factory=list)
     num_rows: int = 0
-    """As memory is counted."""
+    """Size in units of one slice's memory."""
     offset_ns: int | None = None
-    """Wall clock less monotonic clock."""
+    """Wall clock minus monotonic clock in ns."""
     engines: dict[str, EngineLabels] = field(default_factory=dict)
     ends_files: bool = False
-    """Whether the files it goes into are complete with it."""
+    """Whether its files are complete with it."""
 
 
 class BatchBuilder:
-    """Makes batches of what is final."""
+    """Builder of batches of final records."""
 
     def __init__(self, deliver: Callable[[RowBatch], None], *, rotate_ns: int) -> None:
-        """Take what receives the batches, and how old one may become."""
+        """Keep the receiver of batches, and their maximum age."""
         self._deliver = deliver
         self._rotate_ns = rotate_ns
         self._batch = RowBatch()
@@ -59,17 +61,17 @@ class BatchBuilder:
         self._engines: dict[str, EngineLabels] = {}
 
     def step(self, step: FinalStep) -> None:
-        """Take a step, without what only the rules of attribution need."""
+        """Add a step, without the fields that only attribution needs."""
         self._batch.steps.append(replace(step, components=None, delay=None))
         self._grow(_STEP_ROWS + len(step.request_ids))
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         self._batch.requests.append(request)
         self._grow(_REQUEST_ROWS + len(request.token_times_ns))
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take the wall clock and what engines are; hand on what is old."""
+        """Take the wall clock and engine labels; deliver an old batch."""
         self._engines = {
             view.engine_id: EngineLabels(view.model or None, view.is_synthetic)
             for view in snapshot.engines
@@ -87,7 +89,7 @@ class BatchBuilder:
             self.end_files()
 
     def end_files(self) -> None:
-        """Hand on what there is, as the last of its files."""
+        """Deliver the current batch as the last of its files."""
         self._batch.ends_files = True
         self._deliver_batch()
 

@@ -1,15 +1,15 @@
-"""Small files of an hour that is over become few, in one step and while others read and write.
+"""Compaction of a past hour's small files into few, atomically for readers and writers.
 
-Two files cannot be replaced by one at once, but a folder can be by another. So the hour's folder is
-made a second time, beside the tables, with the large file in place of the small ones and hard links
-to all others in it; then the two change places:
+Several files cannot be replaced by one atomically, but a directory can be exchanged with another.
+So the hour's directory is built a second time, next to the tables, with the large file in place of
+the small ones and hard links to all others; then the two are exchanged:
 
     FOLDER/.compacting/HOST-3f9c2a10/     FOLDER/steps/date=2026-11-22/hour=05/
         HOST-050002-77a01b2c.parquet  ⇄       HOST-050002-….parquet, HOST-050502-….parquet, …
 
-Whoever looks sees the small files or the large one, never both; who had their names from before and
-opens them later finds nothing there, which is an error and no wrong sum. A crash leaves the hour as
-it was or as it is to be; what lies beside the tables goes when the folder is opened next.
+A reader sees the small files or the large one, never both. One that listed the old names and opens
+them later gets an error, never a wrong sum. A crash leaves the hour in its old or new state;
+leftovers are removed when the folder is next opened.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ from inferscope_parquet.settings import ParquetSettings
 from inferscope_parquet.tables import SCHEMA_KEY, SCHEMA_VERSION, SCHEMAS
 
 COMPACTING = ".compacting"
-"""The folder beside the tables."""
+"""Name of the working directory next to the tables."""
 _MOST_GROUP_ROWS = 1 << 17
 _MOST_GROUP_BYTES = 16 << 20
-"""Of a row group as it lies in memory: what merging takes, some times over."""
+"""Maximum size of a row group in memory; merging takes several times as much."""
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP)
-"""A file system that has no exchange or no hard links."""
+"""Errors of a file system without exchange or hard links."""
 
 _logger = logging.getLogger(__name__)
 
 Files = dict[str, tuple[int, int]]
-"""Of a folder: inode and size by name."""
+"""Files of a directory: inode and size by name."""
 
 
 class Unfinished(Exception):
-    """Somebody asked it to end."""
+    """Merge interrupted by its caller."""
 
 
 class Compactor:
-    """Merges hours that are over, on a thread of its own: rows that come wait for no merge."""
+    """Thread that merges past hours: new rows never wait for a merge."""
 
     def __init__(self, settings: ParquetSettings) -> None:
-        """Take the settings; the thread starts with the first hour that is over."""
+        """Keep the settings; the thread starts with the first past hour."""
         self._settings = settings
         self._before_hour: int | None = None
-        """Of which somebody has told since the last time; None for nobody."""
+        """Hour before which to merge, set since the last run; None without one."""
         self._seen: dict[Path, int] = {}
-        """Folders of hours with nothing to merge, and when they last changed."""
+        """Directories of hours with nothing to merge, and their last change."""
         self._is_over = False
         self._has_failed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def hours_before(self, hour: int) -> None:
-        """Have the hours before one merged, counted since 1970; never waits."""
+    def merge_before(self, hour: int) -> None:
+        """Schedule the merge of the hours before one, counted since 1970; never waits."""
         with self._changed:
             self._before_hour = hour
             self._changed.notify()
         if self._thread is None and not self._is_over:
-            # A daemon: a disk that hangs must not keep the process from ending.
+            # A daemon: a hanging disk must not keep the process from exiting.
             self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Merge no more; a merge under way is given up, as by a crash."""
+        """Stop merging; a merge in progress is discarded, as by a crash."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -96,7 +96,7 @@ class Compactor:
                 self._merge_before(hour or 0)
             except Unfinished:
                 return
-            except Exception as error:  # a thread's top: what it merges is there anyway
+            except Exception as error:  # a thread's top level: the small files remain valid
                 if isinstance(error, OSError) and error.errno in _CANNOT:
                     _logger.warning(
                         "%s: small files stay, its file system cannot put a folder in another's "
@@ -114,7 +114,7 @@ class Compactor:
                 self._has_failed = False
 
     def _merge_before(self, hour: int) -> None:
-        trouble: Exception | None = None
+        failure: Exception | None = None
         for table in self._settings.tables:
             for folder in sorted((self._settings.folder / table).glob("date=*/hour=*")):
                 if self._is_over:
@@ -123,14 +123,14 @@ class Compactor:
                     continue
                 try:
                     self._merge(folder, table)
-                except FileNotFoundError:  # one was the oldest, and had to go
+                except FileNotFoundError:  # removed as the oldest meanwhile
                     continue
                 except (OSError, pa.ArrowException) as error:
                     if isinstance(error, OSError) and error.errno in _CANNOT:
                         raise
-                    trouble = trouble or error  # a damaged file keeps no other hour waiting
-        if trouble is not None:
-            raise trouble
+                    failure = failure or error  # a damaged file must not block other hours
+        if failure is not None:
+            raise failure
 
     def _merge(self, folder: Path, table: str) -> None:
         """Merge an hour, unless nothing has changed there since the last time."""
@@ -148,23 +148,23 @@ def compact(
     *,
     is_over: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Merge this host's small files of an hour; tell whether there was something to merge.
+    """Merge this host's small files of an hour; return whether there was something to merge.
 
     Args:
-        folder: of the hour.
-        table: whose rows they hold.
-        settings: whose files, and how large one may become.
-        is_over: asked now and then, whether to give it up.
+        folder: directory of the hour.
+        table: table of the files.
+        settings: writer of the files, and their maximum size.
+        is_over: polled: whether to stop.
 
     Raises:
-        OSError: they stay as they are.
+        OSError: the files stay as they are.
         Unfinished: likewise.
     """
     before = _files(folder)
     groups = [] if before is None else _groups(folder, table, before, settings)
     if before is None or not groups:
         return False
-    with _beside(settings) as made:
+    with _working_folder(settings) as made:
         for group in groups:
             name = f"{group[0][: -len('00000000.parquet')]}{secrets.token_hex(4)}.parquet"
             _merge([folder / each for each in group], made / name, SCHEMAS[table], is_over)
@@ -174,16 +174,16 @@ def compact(
         _sync(made)
         with locked(settings.folder, fcntl.LOCK_EX):
             if _files(folder) != before:
-                return False  # somebody wrote or removed a file; there is a next time
+                return False  # a file was written or removed; retry next time
             exchange(made, folder)
         _sync(folder.parent)
     return True
 
 
 def sweep(folder: Path) -> None:
-    """Remove what crashes left beside the tables."""
+    """Remove the leftovers of crashes next to the tables."""
     for left in (folder / COMPACTING).glob("*"):
-        with suppress(OSError), _held(left):
+        with suppress(OSError), _locked_folder(left):
             shutil.rmtree(left)
     with suppress(OSError):
         (folder / COMPACTING).rmdir()
@@ -191,15 +191,15 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, how: int) -> Iterator[None]:
-    """Keep others from exchanging folders, or from making files in them, for a moment.
+    """Lock the folder against exchanges, or against new files, for a moment.
 
     Args:
-        folder: of all tables.
-        how: fcntl.LOCK_EX for who exchanges, LOCK_SH for who makes a file.
+        folder: directory of all tables.
+        how: fcntl.LOCK_EX to exchange directories, LOCK_SH to create a file.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # not every network's file system locks, nor does it exchange
+        with suppress(OSError):  # some network file systems have no locks, nor exchange
             fcntl.flock(handle, how)
         yield
     finally:
@@ -207,7 +207,7 @@ def locked(folder: Path, how: int) -> Iterator[None]:
 
 
 def _files(folder: Path) -> Files | None:
-    """Return the files of an hour; None where one is being written, or there is more than files."""
+    """Return the files of an hour; None if one is being written, or there are other entries."""
     found: Files = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -219,7 +219,7 @@ def _files(folder: Path) -> Files | None:
 
 
 def _groups(folder: Path, table: str, files: Files, settings: ParquetSettings) -> list[list[str]]:
-    """Return which files are to become one each, oldest rows first."""
+    """Return the groups of files to merge, oldest rows first."""
     groups: list[list[str]] = []
     num_bytes = settings.rotate_bytes
     for name in sorted(files):
@@ -237,10 +237,10 @@ def _groups(folder: Path, table: str, files: Files, settings: ParquetSettings) -
 
 
 def _fits(path: Path, schema: pa.Schema) -> bool:
-    """Tell whether a file's columns are the first of these and mean the same."""
+    """Return whether a file's columns are a prefix of the schema with the same meaning."""
     try:
         found = pq.read_schema(path)
-    except (OSError, pa.ArrowException):  # damaged, or gone: not ours to touch
+    except (OSError, pa.ArrowException):  # damaged or removed: leave it alone
         return False
     told = (found.metadata or {}).get(SCHEMA_KEY.encode())
     is_same = list(found) == list(schema)[: len(found)]
@@ -248,7 +248,7 @@ def _fits(path: Path, schema: pa.Schema) -> bool:
 
 
 def _merge(paths: list[Path], path: Path, schema: pa.Schema, is_over: Callable[[], bool]) -> None:
-    """Write the rows of all files into one, in their order."""
+    """Write the rows of all files into one, in order."""
     with os.fdopen(open_private(path), "wb") as stream:
         with writer_of(stream, schema) as writer:
             waiting: list[pa.Table] = []
@@ -269,7 +269,7 @@ def _merge(paths: list[Path], path: Path, schema: pa.Schema, is_over: Callable[[
 
 
 def _row_groups(paths: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the files' rows; columns that an older one lacks are null."""
+    """Yield the files' rows; columns missing in an older file are null."""
     for path in paths:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
@@ -280,27 +280,27 @@ def _row_groups(paths: list[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 @contextmanager
-def _beside(settings: ParquetSettings) -> Iterator[Path]:
-    """Make a folder beside the tables that nobody sweeps away; what is in it at the end goes."""
+def _working_folder(settings: ParquetSettings) -> Iterator[Path]:
+    """Create a locked working directory next to the tables; its content is removed at the end."""
     parent = settings.folder / COMPACTING
     parent.mkdir(mode=0o700, exist_ok=True)
     made = parent / f"{settings.writer}-{secrets.token_hex(4)}"
     made.mkdir(mode=0o700)
     try:
-        with _held(made):
+        with _locked_folder(made):
             yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
-        with suppress(OSError):  # others are at work in it
+        with suppress(OSError):  # in use by others
             parent.rmdir()
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder.
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a directory.
 
     Raises:
-        OSError: somebody else does.
+        OSError: another process holds the lock.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -311,7 +311,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder's entries on the disk."""
+    """Flush a directory's entries to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

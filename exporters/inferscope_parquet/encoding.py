@@ -1,9 +1,8 @@
-"""How columns stand in a file: compressed, and by dictionary where values come again.
+"""Encoding of columns: compressed, and with dictionaries for repeated values.
 
-Shares of a step and gaps between tokens hardly ever do: they stand as differences, which are small.
-Request ids of slices do so only step after step, which compression finds by itself. With
-dictionaries of these, files become half as large again and take longer to write
-(`benchmarks/parquet_cost.py`).
+Shares of a step and gaps between tokens rarely repeat: they are delta-encoded. Request IDs of
+slices repeat only from step to step, which compression finds by itself. With dictionaries of these,
+files grow by half and take longer to write (`benchmarks/parquet_cost.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import pyarrow.parquet as pq
 from inferscope_parquet.tables import SCHEMA_KEY, SCHEMA_VERSION
 
 _DIFFERENCES = {"ns": "DELTA_BINARY_PACKED", "tbt_ns.list.element": "DELTA_BINARY_PACKED"}
-"""By the path of a column's values in the file."""
+"""Encodings by the path of a column's values in the file."""
 _PLAIN_WITH = "ns"
-"""Where this column is, each row's request id is that of a slice."""
+"""Column that marks the slices table, whose request IDs are written plain."""
 
 
 def writer_of(stream: IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
-    """Return what writes a table of one of the SCHEMAS into a file, with the schema's version."""
+    """Return a Parquet writer for one of the SCHEMAS, with the schema's version."""
     paths = [path for field in schema for path in _paths(field)]
     plain = {"request"} if _PLAIN_WITH in schema.names else set()
     return pq.ParquetWriter(
@@ -36,7 +35,7 @@ def writer_of(stream: IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _paths(field: pa.Field, before: str = "") -> Iterator[str]:
-    """Yield the paths under which Parquet has the values of a column."""
+    """Yield the Parquet paths of a column's values."""
     path, kind = before + field.name, field.type
     if pa.types.is_map(kind):
         for each in (kind.key_field, kind.item_field):

@@ -1,4 +1,4 @@
-"""The exporter: a collector feeds it and its thread writes; an export waits for the disk."""
+"""Parquet exporter: live, a thread writes; an export writes directly."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
 from inferscope_parquet.batches import BatchBuilder, RowBatch
 from inferscope_parquet.settings import ParquetSettings, read_settings
-from inferscope_parquet.writer import Writer
+from inferscope_parquet.writer import BatchWriter
 
 if TYPE_CHECKING:
     from inferscope_parquet.folder import Folder
 
 
 class ParquetExporter:
-    """Writes what becomes final into a folder, by the hour.
+    """Live exporter that writes final records into a folder, by the hour.
 
-    The fold's thread never waits for the disk: batches beyond a few that wait are dropped, the
-    oldest first, and counted.
+    The fold's thread never waits for the disk: beyond a few waiting batches, the oldest are dropped
+    and counted.
     """
 
     is_live: ClassVar[bool] = True
     path_settings: ClassVar[tuple[str, ...]] = ("folder",)
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Check the settings; nothing is opened yet.
+        """Check the settings; open nothing.
 
         Raises:
-            BadInput: a setting is not known, or its value cannot be used.
+            BadInput: a setting is unknown, or its value is invalid.
         """
         self._settings = read_settings(settings)
         self._folder: Folder | None = None
-        self._writer: Writer | None = None
+        self._writer: BatchWriter | None = None
         self._gatherer: BatchBuilder | None = None
 
     @classmethod
     def into(cls, folder: Path) -> FolderExport:
-        """Return what writes an export into a folder.
+        """Return the writer of an export into a folder.
 
         Raises:
-            BadInput: it cannot be written to.
+            BadInput: the folder is not writable.
             ImportError: pyarrow is not installed.
         """
         return FolderExport(folder)
 
     def share(self, number: int, total: int) -> None:
-        """Write files of its own, which only it merges and removes, and its part of `max_mb`."""
+        """Use its own file names, which only it merges and removes, and its share of `max_mb`."""
         settings = self._settings
         self._settings = replace(
             settings,
@@ -59,7 +59,7 @@ class ParquetExporter:
         )
 
     def describe(self) -> str:
-        """Say what it writes, and where."""
+        """Return the tables it writes and the destination."""
         settings = self._settings
         return (
             f"writes {', '.join(settings.tables)} to {settings.folder}, "
@@ -67,7 +67,7 @@ class ParquetExporter:
         )
 
     def check(self) -> None:
-        """Import pyarrow; the folder is made when it is opened.
+        """Import pyarrow; `open` creates the folder.
 
         Raises:
             ImportError: it is not installed.
@@ -75,32 +75,32 @@ class ParquetExporter:
         import inferscope_parquet.folder  # noqa: F401
 
     def open(self) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            BadInput: it cannot be written to.
+            BadInput: it is not writable.
             ImportError: pyarrow is not installed.
         """
         settings = self._settings
         self._folder = _folder(settings, merges=settings.compact)
         _use_system_allocator()
-        self._writer = Writer(self._folder, name=f"Parquet files in {settings.folder}")
+        self._writer = BatchWriter(self._folder, name=f"Parquet files in {settings.folder}")
         self._gatherer = BatchBuilder(self._writer.put, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Add a step."""
         self._gathering.step(step)
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         self._gathering.request(request)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take the wall clock and what engines are."""
+        """Take the wall clock and engine labels."""
         self._gathering.look(snapshot)
 
     def close(self) -> None:
-        """Write what is left, as far as that takes no more than three seconds."""
+        """Write what is left, within three seconds."""
         if self._writer is not None and self._gatherer is not None:
             self._gatherer.end_files()
             self._writer.close()
@@ -109,7 +109,7 @@ class ParquetExporter:
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """Return how many rows were given up: queue_full, not_written, closed."""
+        """Return the number of dropped rows by reason: queue_full, not_written, closed."""
         return self._writer.num_dropped if self._writer else {}
 
     @property
@@ -119,13 +119,13 @@ class ParquetExporter:
 
 
 class FolderExport:
-    """Writes an export into a folder."""
+    """Exporter of a recording into a folder."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            BadInput: it cannot be written to.
+            BadInput: it is not writable.
             ImportError: pyarrow is not installed.
         """
         settings = ParquetSettings(path, max_mb=1e9)
@@ -134,42 +134,42 @@ class FolderExport:
         self._gatherer = BatchBuilder(self._write, rotate_ns=settings.rotate_ns)
 
     def step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Add a step."""
         self._gatherer.step(step)
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Add a request."""
         self._gatherer.request(request)
 
     def look(self, snapshot: Snapshot) -> None:
-        """Take the wall clock and what engines are."""
+        """Take the wall clock and engine labels."""
         self._gatherer.look(snapshot)
 
     def close(self) -> None:
         """Write what is left.
 
         Raises:
-            BadInput: that cannot be done, with the reason.
+            BadInput: it cannot be written, with the reason.
         """
         self._gatherer.end_files()
 
     def _write(self, batch: RowBatch) -> None:
         if batch.offset_ns is None:
             if batch.steps or batch.requests:
-                raise BadInput("the records hold no wall clock: their rows belong to no hour.")
+                raise BadInput("the records have no wall clock, so their rows have no hour.")
             return
         try:
             self._folder.write(batch)
         except OSError as error:
             why = error.strerror or error
-            raise BadInput(f"cannot write {self._path}: {why}. Choose another place.") from error
+            raise BadInput(f"cannot write {self._path}: {why}. Choose another folder.") from error
 
 
 def _use_system_allocator() -> None:
-    """Have columns made where all else is made: a collector has its process to itself.
+    """Make Arrow use the system allocator: a collector has its process to itself.
 
-    Arrow's own allocator keeps three times what batches take at most, 30 MB; here they mostly take
-    what others have left.
+    Arrow's own allocator retains three times the maximum of a batch, 30 MB; with the system's,
+    columns mostly reuse freed memory.
     """
     import pyarrow as pa
 
@@ -184,5 +184,5 @@ def _folder(settings: ParquetSettings, *, merges: bool) -> Folder:
         return Folder(settings, compactor=Compactor(settings) if merges else None)
     except OSError as error:
         raise BadInput(
-            f"cannot write {settings.folder}: {error.strerror}. Choose another place."
+            f"cannot write {settings.folder}: {error.strerror}. Choose another folder."
         ) from error

@@ -1,9 +1,9 @@
-"""Files of a table and an hour, whole or not there: written under another name, then put in place.
+"""Files of a table and an hour, complete or absent: written under another name, then renamed.
 
     FOLDER/requests/date=2026-11-22/hour=05/HOST-050501-3f9c2a10.parquet
 
 The time is that of a file's first row. A file being written ends in `.partial` and is locked by its
-writer; whoever opens the folder next removes those that nobody holds.
+writer; opening the folder removes unlocked ones.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _HOUR_NS = 3_600_000_000_000
 
 
 class Folder:
-    """Writes batches into files.
+    """Writer of batches into files.
 
     Attributes:
-        num_lost: rows that are in no file because it could not be completed.
+        num_lost: rows lost with files that could not be completed.
     """
 
     def __init__(self, settings: ParquetSettings, *, compactor: Compactor | None = None) -> None:
-        """Make the folder, unless it is there, and remove what a crash left in it.
+        """Create the folder if necessary, and remove the leftovers of a crash.
 
         Args:
-            settings: where, and how much.
-            compactor: is told of hours that are over.
+            settings: path and limits.
+            compactor: merges past hours.
 
         Raises:
-            OSError: it cannot be written to.
+            OSError: the folder is not writable.
         """
         self._settings = settings
         self._compactor = compactor
@@ -66,10 +66,10 @@ class Folder:
         self._sweep()
 
     def write(self, batch: RowBatch) -> None:
-        """Write a batch; if it ends its files, put them in place.
+        """Write a batch; if it ends its files, complete them.
 
         Raises:
-            OSError: the disk is full, or gone; the files concerned are given up.
+            OSError: the disk is full or gone; its files are discarded.
             ArrowException: a row does not fit its columns; nothing of the batch is written.
         """
         written = 0
@@ -85,13 +85,13 @@ class Folder:
                     self._end(name, hour)
         except BaseException:
             self.num_lost += self.num_rows(batch) - written
-            self.give_up()
+            self.discard()
             raise
         if batch.ends_files:
             self.end_files()
 
     def num_rows(self, batch: RowBatch) -> int:
-        """Return how many rows a batch makes."""
+        """Return the number of rows of a batch."""
         rows = {
             "requests": len(batch.requests),
             "steps": len(batch.steps),
@@ -100,23 +100,23 @@ class Folder:
         return sum(rows[name] for name in self._settings.tables)
 
     def end_files(self) -> None:
-        """Put all files in place, and remove what is too old or too much.
+        """Complete all files, and remove those beyond age and size limits.
 
         Raises:
-            OSError: one cannot be completed; it and the others are given up.
+            OSError: one cannot be completed; it and the others are discarded.
         """
         try:
             for name, hour in list(self._open):
                 self._end(name, hour)
         except BaseException:
-            self.give_up()
+            self.discard()
             raise
-        self._make_room()
+        self._remove_oldest()
         if self._compactor is not None:
-            self._compactor.hours_before(self._newest_hour)
+            self._compactor.merge_before(self._newest_hour)
 
     def _parts(self, batch: RowBatch) -> list[tuple[str, int, pa.Table]]:
-        """Return the batch's rows by table and hour, all of them before any is written."""
+        """Return the batch's rows by table and hour, all before any is written."""
         if not batch.steps and not batch.requests:
             return []
         names = self._settings.tables
@@ -126,7 +126,7 @@ class Folder:
     def _hour_of(self, batch: RowBatch, hour: int) -> int:
         """Return the hour from which the age of files is counted.
 
-        A wall clock that was set ahead, be it for a moment, makes no file old.
+        A wall clock that was set ahead, even briefly, makes no file old.
         """
         assert batch.offset_ns is not None
         if self._first_offset_ns is None:
@@ -134,19 +134,19 @@ class Folder:
         return hour - max(0, batch.offset_ns - self._first_offset_ns) // _HOUR_NS
 
     def close(self) -> None:
-        """Merge no more; files that are open stay unfinished."""
+        """Stop merging; open files stay unfinished."""
         if self._compactor is not None:
             self._compactor.close()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove the files that are not complete."""
         files, self._open = self._open, {}
         for file in files.values():
             self.num_lost += file.num_rows
-            file.give_up()
+            file.discard()
 
     def _file(self, name: str, hour: int, rows: pa.Table) -> _File:
-        """Return the file for rows of an hour; the first rows name it."""
+        """Return the file for rows of an hour; the first row determines its name."""
         key = (name, hour)
         if key not in self._open:
             at = time.gmtime(first_s(name, rows))
@@ -165,15 +165,15 @@ class Folder:
         del self._open[name, hour]
 
     def _sweep(self) -> None:
-        """Remove what writers that are gone left unfinished."""
+        """Remove unfinished files of exited writers."""
         for path in self._files(f"*.parquet{_PARTIAL}"):
             with suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         sweep(self._settings.folder)
 
-    def _make_room(self) -> None:
-        """Remove this writer's oldest files beyond what is kept, counting from its newest hour."""
+    def _remove_oldest(self) -> None:
+        """Remove this writer's oldest files beyond the limits, counted from its newest hour."""
         settings = self._settings
         num_bytes, eldest = 0, 0.0
         if settings.keep_hours is not None:
@@ -185,7 +185,7 @@ class Folder:
                 if num_bytes > settings.max_bytes or hour_of(path.parent) < eldest:
                     path.unlink()
                     for folder in (path.parent, path.parent.parent):
-                        folder.rmdir()  # fails, silently, as long as something is in it
+                        folder.rmdir()  # fails silently unless empty
 
     def _files(self, pattern: str) -> Iterator[Path]:
         for name in TABLES:
@@ -196,7 +196,7 @@ class _File:
     """One file being written.
 
     Attributes:
-        num_rows: in it by now.
+        num_rows: rows written so far.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -204,7 +204,7 @@ class _File:
         self._path = path
         self._partial = path.with_name(path.name + _PARTIAL)
         self._stream: IO[bytes] = os.fdopen(open_private(self._partial), "wb")
-        with suppress(OSError):  # not every network's file system locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._writer = writer_of(self._stream, schema)
 
@@ -214,18 +214,18 @@ class _File:
         self.num_rows += table.num_rows
 
     def num_bytes(self) -> int:
-        """Return how large it is by now."""
+        """Return its current size in bytes."""
         return self._stream.tell()
 
     def end(self) -> None:
-        """Complete it and put it in place."""
+        """Complete and rename it."""
         self._writer.close()
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._partial.rename(self._path)
         self._stream.close()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove it."""
         with suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()

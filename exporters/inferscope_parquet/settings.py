@@ -1,4 +1,4 @@
-"""The exporter's section of the configuration, checked once."""
+"""Validated settings of the exporter."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ TABLES = ("requests", "steps", "slices")
 
 @dataclass(frozen=True)
 class ParquetSettings:
-    """Where the files go, which, and how long they stay."""
+    """Destination, tables and retention of files."""
 
     folder: Path
     tables: tuple[str, ...] = TABLES
     host: str | None = None
-    """Whose rows they are: a column, and the beginning of the files' names; None is unknown."""
+    """Host name: a column, and the prefix of file names; None is unknown."""
     rotate_s: float = 300.0
-    """A file is ended after this: what a crash can cost."""
+    """Maximum age of an open file: the maximum loss by a crash."""
     rotate_mb: float = 128.0
-    """Or when it is as large as this."""
+    """Maximum size of a file."""
     max_mb: float = 10_240.0
-    """Of all files of this host; the oldest hours go first."""
+    """Maximum size of all files of this host; the oldest hours are removed first."""
     keep_hours: float | None = None
-    """Older hours go; None keeps what fits."""
+    """Maximum age of hours; None keeps what fits."""
 
     compact: bool = True
-    """Merge the small files of an hour once it is over."""
+    """Whether to merge the small files of past hours."""
 
     part: str = ""
-    """Of the host's writers, which one this is; empty where there is but one."""
+    """Number of this writer among the host's; empty for a single one."""
 
     @property
     def writer(self) -> str:
-        """Return with what the names of its files begin."""
+        """Return the prefix of its file names."""
         return "-".join(filter(None, (self.host or NO_HOST, self.part)))
 
     @property
     def rotate_ns(self) -> int:
-        """After this a file is ended."""
+        """Return the maximum age of an open file."""
         return round(self.rotate_s * 1e9)
 
     @property
     def rotate_bytes(self) -> int:
-        """At this size a file is ended."""
+        """Return the maximum size of a file."""
         return round(self.rotate_mb * 1e6)
 
     @property
     def max_bytes(self) -> int:
-        """All files of this host."""
+        """Return the maximum size of all files of this host."""
         return round(self.max_mb * 1e6)
 
 
@@ -66,15 +66,15 @@ def read_settings(given: Mapping[str, object]) -> ParquetSettings:
     """Check a section of the configuration.
 
     Raises:
-        BadInput: a name in it is not known, or a value cannot be used.
+        BadInput: a name is unknown, or a value is invalid.
     """
     only(given, _NAMES)
     folder, host = given.get("folder"), given.get("host", socket.gethostname())
     if not isinstance(folder, str) or not folder:
-        raise BadInput(f"folder is {folder!r}. Give one that the files are to be written into.")
-    if "://" in folder:  # as a path it would be made, here
+        raise BadInput(f"folder is {folder!r}. Give a path to write files into.")
+    if "://" in folder:  # as a path it would be created here
         raise BadInput(
-            f"folder is {folder!r}. Give one of this host; a sync brings its files to an object "
+            f"folder is {folder!r}. Give a local path; a sync job copies its files to an object "
             "store (docs/files.md)."
         )
     if not isinstance(host, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", host):

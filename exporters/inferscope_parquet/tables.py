@@ -1,8 +1,8 @@
-"""The tables: the contract of the JSON Lines in columns, names and meanings the same.
+"""Tables: the JSON Lines contract in columns, with the same names and meanings.
 
-What a line holds as an object is a struct, a list or a map here; `shares` of a step are rows of
-`slices`. Beside the monotonic nanoseconds, which add up, stands the wall time of a row. A new
-column comes at the end and is null in older files; the version counts changes of what columns mean.
+An object of a line is a struct, a list or a map here; `shares` of a step are rows of `slices`. The
+monotonic nanoseconds add up; each row also has its wall time. A new column is appended and is null
+in older files; the version counts changes of meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inferscope_parquet.batches import EngineLabels, RowBatch
 
 SCHEMA_VERSION = 1
 SCHEMA_KEY = "inferscope.schema"
-"""Under which a file's metadata say its version."""
+"""Metadata key of a file's schema version."""
 _HOUR_US = 3_600_000_000
 _TRACE_ID = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -166,7 +166,7 @@ def table_of(name: str, batch: RowBatch, *, host: str | None) -> pa.Table:
     """Return a batch as one of the SCHEMAS; it may have no rows.
 
     Raises:
-        ArrowInvalid: a number is larger than 64 bits hold.
+        ArrowInvalid: a number exceeds 64 bits.
     """
     if name == "requests":
         return _requests(batch, host)
@@ -174,7 +174,7 @@ def table_of(name: str, batch: RowBatch, *, host: str | None) -> pa.Table:
 
 
 def by_hour(name: str, table: pa.Table) -> dict[int, pa.Table]:
-    """Divide a table by the hours since 1970 that its rows belong to."""
+    """Split a table by its rows' hours since 1970."""
     hours = table[_HOUR_OF[name]].cast(_INT).to_numpy() // _HOUR_US
     found = np.unique(hours).tolist()
     if len(found) == 1:
@@ -183,14 +183,14 @@ def by_hour(name: str, table: pa.Table) -> dict[int, pa.Table]:
 
 
 def first_s(name: str, table: pa.Table) -> int:
-    """Return the wall time of a table's first row, s since 1970."""
+    """Return the wall time of a table's first row, in s since 1970."""
     return int(table[_HOUR_OF[name]].cast(_INT)[0].as_py() // 1_000_000)
 
 
 def _requests(batch: RowBatch, host: str | None) -> pa.Table:
-    """Return the requests as `request_facts` of JSON Lines tells them, made a column at a time.
+    """Return the requests with the fields of JSON Lines' `request_facts`, built by column.
 
-    To make rows first and to have them taken apart again takes twice as long.
+    Building rows first and splitting them takes twice as long.
     """
     requests, num, offset_ns = batch.requests, len(batch.requests), batch.offset_ns
     assert offset_ns is not None
@@ -273,7 +273,7 @@ def _offsets(lengths: Iterable[int]) -> pa.Array:
 def _by_cause(rows: list[dict[str, int]], is_missing: list[bool]) -> pa.Array:
     rows = [{} if missing else row for row, missing in zip(rows, is_missing, strict=True)]
     offsets = _offsets(map(len, rows))
-    if any(is_missing):  # an offset of null begins a map that is null
+    if any(is_missing):  # a null offset begins a null map
         starts = [
             None if missing else at
             for at, missing in zip(offsets.to_pylist()[:-1], is_missing, strict=True)
@@ -308,7 +308,7 @@ def _gaps_ns(request: FinalRequest) -> NDArray[np.int64]:
 
 
 def _counts(counts: tuple[int, ...]) -> NDArray[np.int64]:
-    if counts.count(1) == len(counts):  # as most of all streams' are
+    if counts.count(1) == len(counts):  # the common case of streams
         return np.ones(len(counts), dtype=np.int64)
     return np.array(counts, dtype=np.int64)
 
@@ -344,7 +344,7 @@ def _decodes(requests: list[FinalRequest]) -> pa.Array:
 def _use(
     flops: list[int | None], work: list[PhaseWork], counters: list[dict[str, int]]
 ) -> list[list[int | None]]:
-    """Return the columns of _USE; what samples say of one goes before what is modelled."""
+    """Return the columns of _USE; sampled values take precedence over modelled ones."""
     none: list[int | None] = [None] * len(work)
     columns: dict[str, list[int | None]] = {
         "tokens": [each.tokens for each in work],
@@ -362,7 +362,7 @@ def _use(
 
 
 def _origins(requests: list[FinalRequest]) -> pa.Array:
-    """Return the provenance of requests, which is a third of a row, converted once of each kind."""
+    """Return the provenance of requests, a third of a row, converted once for each kind."""
     at_of: dict[Hashable, int] = {}
     kinds: list[list[tuple[str, Any]]] = []
     places = []
@@ -442,7 +442,7 @@ def _slices(batch: RowBatch, host: str | None) -> pa.Table:
 
 
 def _names(steps: list[FinalStep]) -> pa.Array:
-    """Return whose each slice is: of steps of the same requests, one after another, made once."""
+    """Return the request of each slice; consecutive steps of the same requests share the result."""
     same = [(ids, len(list(group))) for ids, group in groupby(step.request_ids for step in steps)]
     made = [(pa.array(ids, _TEXT), num) for ids, num in same]
     return pa.concat_arrays([each for each, num in made for _ in range(num)])

@@ -1,4 +1,4 @@
-"""The thread that writes, and the few batches that may wait for it: who puts one in never waits."""
+"""Writer thread with a short queue of batches: adding one never waits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 4
-"""Batches, while the disk hangs: some thirty megabytes."""
+"""Maximum number of waiting batches: about 30 MB."""
 _FLUSH_S = 3.0
-"""On closing, for what is waiting."""
+"""Maximum seconds on closing for waiting batches."""
 
 
-class Writer:
-    """Writes batches into a folder, in their order."""
+class BatchWriter:
+    """Writer of batches into a folder, in order."""
 
     def __init__(self, folder: Folder, *, name: str) -> None:
-        """Start the thread; `name` is how the log calls the files."""
+        """Start the thread; `name` is the name in the log."""
         self._folder = folder
         self._name = name
         self._waiting: deque[RowBatch] = deque()
@@ -34,13 +34,13 @@ class Writer:
         self._is_failing = False
         self._is_closed = False
         self._changed = threading.Condition()
-        # A daemon: a disk that hangs must not keep the process from ending.
+        # A daemon: a hanging disk must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name=f"writer of {name}", daemon=True)
         self._thread.start()
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """Return how many rows were given up, by reason."""
+        """Return the number of dropped rows, by reason."""
         return {
             "queue_full": self._num_too_many,
             "not_written": self._folder.num_lost,
@@ -48,7 +48,7 @@ class Writer:
         }
 
     def put(self, batch: RowBatch) -> None:
-        """Take a batch; where too many wait, the oldest goes."""
+        """Add a batch; if too many wait, drop the oldest."""
         is_first = False
         with self._changed:
             if len(self._waiting) >= _MOST_WAITING:
@@ -59,12 +59,10 @@ class Writer:
             self._waiting.append(batch)
             self._changed.notify()
         if is_first:
-            _logger.warning(
-                "%s: the disk is too slow; rows are dropped and counted from here on", self._name
-            )
+            _logger.warning("%s: the disk is too slow; rows are dropped and counted", self._name)
 
     def close(self) -> None:
-        """Write what is waiting, as far as that takes no more than three seconds."""
+        """Write what is waiting, within three seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -75,28 +73,28 @@ class Writer:
             self._waiting.clear()
         lost = {reason: num for reason, num in self.num_dropped.items() if num}
         if lost:
-            _logger.warning("%s: rows that are not there: %s", self._name, lost)
+            _logger.warning("%s: rows dropped: %s", self._name, lost)
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
-            trouble = self._try(batch)
+            failure = self._write(batch)
             with self._changed:
                 self._under_way = None
-            if (trouble is not None) != self._is_failing:
-                self._is_failing = trouble is not None
-                _logger.warning("%s: %s", self._name, trouble or "written again")
+            if (failure is not None) != self._is_failing:
+                self._is_failing = failure is not None
+                _logger.warning("%s: %s", self._name, failure or "writing resumed")
 
-    def _try(self, batch: RowBatch) -> str | None:
-        """Write a batch; return what kept it from being written."""
+    def _write(self, batch: RowBatch) -> str | None:
+        """Write a batch; return the failure."""
         try:
             self._folder.write(batch)
-        except Exception as error:  # a thread's top: one batch's trouble must not end it
-            why = error.strerror if isinstance(error, OSError) else repr(error)
-            return f"not written, dropped and counted from here on: {why or error}"
+        except Exception as error:  # a thread's top level: one bad batch must not end it
+            reason = error.strerror if isinstance(error, OSError) else repr(error)
+            return f"write failed, rows are dropped and counted: {reason or error}"
         return None
 
     def _next(self) -> RowBatch | None:
-        """Wait for the next batch; None is the end."""
+        """Wait for the next batch; None ends the thread."""
         with self._changed:
             while not self._waiting and not self._is_closed:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""Perfetto: a trace of steps and requests that opens in ui.perfetto.dev."""
+"""Perfetto exporter: a trace of steps and requests that opens in ui.perfetto.dev."""
 
 from inferscope_perfetto.exporter import PerfettoExporter
 

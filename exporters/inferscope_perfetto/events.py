@@ -1,11 +1,11 @@
-"""The Chrome JSON trace, an event at a time, as Perfetto's importer reads it.
+"""Chrome JSON trace, one event at a time, as Perfetto's importer reads it.
 
-Three of its habits are met here. It multiplies microseconds by 1000 in floating point and cuts off:
-times are written so that whole nanoseconds come out, counted from the trace's begin (a machine that
-is up for months has too many); what began before is cut there, and says by how much. It finds a
-thread by its number alone: no two tracks share one, and none is 0, the idle thread. It stacks the
-slices of a track: one that would overlap another without being inside of it goes to a track of its
-own.
+The importer has three properties to account for. It multiplies microseconds by 1000 in floating
+point and truncates: times are written so that whole nanoseconds result, counted from the trace's
+start (a machine up for months has too many); earlier starts are cut there, with the amount as an
+argument. It identifies a thread by its number alone: no two tracks share one, and none is 0, the
+idle thread. It stacks the slices of a track: one that would overlap another without nesting goes to
+a track of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Args = dict[str, Any]
 
 
 class TraceFile:
-    """Writes events; names of processes and tracks with the first event of each."""
+    """Writer of events; names of processes and tracks are written with the first event of each."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        """Take the file and write its beginning."""
+        """Keep the file and write its beginning."""
         self._out = out
         self._encode = msgspec.json.Encoder().encode
         self._origin_ns: int | None = None
@@ -37,7 +37,7 @@ class TraceFile:
         self._out.write(b'{"displayTimeUnit":"ms","traceEvents":[')
 
     def lane(self, process: str, track: str, start_ns: int, end_ns: int) -> str:
-        """Return the track's name, or that of one beside it where this slice overlaps none."""
+        """Return the track's name, or that of an additional one without an overlapping slice."""
         ends_ns = self._lanes.setdefault((process, track), [])
         free = (n for n, until_ns in enumerate(ends_ns) if until_ns <= start_ns)
         number = next(free, len(ends_ns))
@@ -45,14 +45,14 @@ class TraceFile:
         return f"{track}, overlapping ({number})" if number else track
 
     def begin(self, at_ns: int) -> None:
-        """Make a time the trace's 0, unless an earlier call has."""
+        """Set the trace's origin, unless an earlier call has."""
         if self._origin_ns is None:
             self._origin_ns = at_ns
 
     def slice(
         self, process: str, track: str, name: str, start_ns: int, end_ns: int, args: Args
     ) -> None:
-        """Write a slice; those inside of it come after it."""
+        """Write a slice; nested ones come after it."""
         start_ns, end_ns = self._since_origin(start_ns), self._since_origin(end_ns)
         if start_ns < 0:
             if end_ns <= 0:
@@ -71,7 +71,7 @@ class TraceFile:
         )
 
     def count(self, process: str, name: str, at_ns: int, values: Mapping[str, float]) -> None:
-        """Write what counters stand at from a time on."""
+        """Write counter values from a time on."""
         self._write(
             {
                 "ph": "C",
@@ -120,6 +120,6 @@ class TraceFile:
 
 
 def microseconds(ns: int) -> float:
-    """Return the number of which the importer makes these nanoseconds; exact up to 52 days."""
+    """Return the number that the importer converts to these nanoseconds; exact up to 52 days."""
     us = ns / _NS_PER_US
     return us if int(us * 1000.0) >= ns else math.nextafter(us, math.inf)

@@ -1,10 +1,10 @@
-"""Steps, requests and counters as a Chrome JSON trace, which Perfetto's UI opens.
+"""Steps, requests and counters as a Chrome JSON trace for Perfetto's UI.
 
-A process for each engine's steps, with a track for each rank and counters of its scheduler; one for
-its requests, a track each; one for each device that was sampled, with its counters. A step is split
-visually into its prefill, decode, padding and unattributed parts, as long as their shares (the
-device ran them at once; the order is ours). A request shows its phases, and when it was preempted;
-beside it are the KV blocks that another worker sent.
+There is a process for each engine's steps, with a track for each rank and counters of its
+scheduler; one for its requests, a track each; and one for each sampled device, with its counters. A
+step is drawn as its prefill, decode, padding and unattributed parts, as long as their shares (the
+device ran them at once; the order is ours). A request shows its phases, its preemptions, and the KV
+blocks that another worker sent.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ _GROUPS = {
     "memory": ("memory_used_bytes",),
     "temperature": ("temperature_c",),
 }
-"""What is drawn of a device's samples, the words of COUNTERS; amounts as rates."""
+"""Sample fields drawn for a device, by group; amounts are drawn as rates."""
 
 _READERS = (RingOpened, Missed, Tick)
-"""Records that a reader makes: a ring may have been opened long before what it still holds."""
+"""Records made by a reader: a ring may have been opened long before its oldest record."""
 
 
 class PerfettoExporter:
-    """Writes a Chrome JSON trace."""
+    """Exporter that writes a Chrome JSON trace."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        """Take the file to write to."""
+        """Keep the file to write to."""
         self._trace = TraceFile(out)
         self._ring: dict[int, RingOpened] = {}
         self._replica: dict[int, int] = {}
-        """By ring, of those that told."""
+        """Data-parallel rank by ring, once recorded."""
         self._first_rank: dict[tuple[str, int], int] = {}
         self._is_synthetic = False
 
     def step(self, step: FinalStep) -> None:
-        """Write a step and its parts, and the batch's size as counters."""
+        """Write a step and its parts, and the batch size as counters."""
         process = _steps_of(step.engine_id)
         replica = _of_replica(step.dp_rank)
         end_ns = step.start_ns + step.measured_ns
@@ -110,7 +110,7 @@ class PerfettoExporter:
             if spent_ns > 0:
                 self._trace.slice(process, track, part, from_ns, from_ns + spent_ns, {})
                 from_ns += spent_ns
-        # All ranks of a replica run the same batch: one of them tells.
+        # All ranks of a replica run the same batch: one is enough.
         if self._first_rank.setdefault((step.engine_id, step.dp_rank), step.rank) == step.rank:
             self._trace.count(process, f"{replica}tokens in step", step.start_ns, tokens)
             if of is None:
@@ -118,10 +118,10 @@ class PerfettoExporter:
                 self._trace.count(process, f"{replica}batch", step.start_ns, batch)
 
     def request(self, request: FinalRequest) -> None:
-        """Write a request on a track of its own: queue, prefill, decode, delivery."""
+        """Write a request on its own track: queue, prefill, decode, delivery."""
         process = _requests_of(request.engine_id)
         name = request.external_id or request.request_id
-        # External ids may repeat, at the same time even.
+        # External IDs may repeat, even at the same time.
         track = self._trace.lane(process, name, request.arrived_ns, request.delivered_ns)
         causes = {
             f"{cause}_ms": round(spent_ns / 1e6, 3)
@@ -158,16 +158,16 @@ class PerfettoExporter:
             self._transferred(process, name, transfer)
 
     def _transferred(self, process: str, name: str, transfer: KvTransfer) -> None:
-        """Write KV blocks' way beside the request: several may be under way at a time."""
+        """Write a KV transfer on a track of the request: several may overlap."""
         times = transfer.start_ns, transfer.end_ns
         track = self._trace.lane(process, f"{name}, KV transfers", *times)
-        told = {"bytes": transfer.num_bytes, "peer": transfer.peer}
+        args = {"bytes": transfer.num_bytes, "peer": transfer.peer}
         if transfer.peer_request_id:
-            told["peer_request"] = transfer.peer_request_id
-        self._trace.slice(process, track, "KV transfer", *times, told)
+            args["peer_request"] = transfer.peer_request_id
+        self._trace.slice(process, track, "KV transfer", *times, args)
 
     def listen(self, ring: int, record: Record) -> None:
-        """Write what a record says of the scheduler or of a device; the first is the trace's 0."""
+        """Write a scheduler or device record; the first is the trace's origin."""
         if not isinstance(record, _READERS):
             self._trace.begin(record.t_ns)
         if isinstance(record, RingOpened):
@@ -181,7 +181,7 @@ class PerfettoExporter:
             self._sample(record)
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
-        """End the document."""
+        """Write the document's end."""
         self._trace.end(
             {
                 "digest": totals.digest,
@@ -201,21 +201,21 @@ class PerfettoExporter:
             self._trace.count(process, f"{replica}KV blocks", plan.start_ns, blocks)
 
     def _sample(self, sample: CounterSample) -> None:
-        """Write a sample at the beginning of its window: it is what was, until the next."""
+        """Write a sample at the start of its window: the values hold until the next."""
         passed_s = (sample.end_ns - sample.start_ns) / 1e9
         process = f"device {sample.device_uuid}"
         for group, words in _GROUPS.items():
-            told: dict[str, float] = {}
+            args: dict[str, float] = {}
             for word in words:
                 value = sample.values.get(word)
                 if value is None:
                     continue
                 if word not in AMOUNTS:
-                    told[word] = value
+                    args[word] = value
                 elif passed_s > 0:
-                    told[f"{word}_per_s"] = value / passed_s
-            if told:
-                self._trace.count(process, f"{group} ({sample.source})", sample.start_ns, told)
+                    args[f"{word}_per_s"] = value / passed_s
+            if args:
+                self._trace.count(process, f"{group} ({sample.source})", sample.start_ns, args)
 
 
 def _steps_of(engine_id: str) -> str:
@@ -231,7 +231,7 @@ def _of_replica(dp_rank: int) -> str:
 
 
 def _phases(request: FinalRequest) -> Iterator[tuple[str, int, int]]:
-    """Yield the phases that a request came to, one after the other, inside its life."""
+    """Yield the phases that a request reached, in sequence, within its duration."""
     edges = (
         ("queue", request.arrived_ns, request.admitted_ns),
         ("prefill", request.admitted_ns, request.first_token_ns),

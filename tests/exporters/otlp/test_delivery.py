@@ -127,7 +127,7 @@ def test_a_receiver_may_ask_to_be_left_alone(finals: Finals) -> None:
     def deliver(batch: object) -> None:
         waits.append(time.monotonic())
         if len(waits) == 1:
-            raise NotDelivered("later", again_after_s=0.3)
+            raise NotDelivered("later", retry_after_s=0.3)
 
     courier: DeliveryQueue[int] = DeliveryQueue(
         deliver, lambda: None, max_waiting=9, name="test", gather_s=0.0, first_pause_s=0.0
@@ -146,7 +146,7 @@ def test_what_waits_is_left_to_another_with_what_is_on_the_way() -> None:
     def fail(batch: Sequence[int]) -> None:
         is_on_the_way.set()
         may_fail.wait(30)
-        raise NotDelivered("cut", again_after_s=60.0)
+        raise NotDelivered("cut", retry_after_s=60.0)
 
     former: DeliveryQueue[int] = DeliveryQueue(
         fail, may_fail.set, max_waiting=500, name="one", gather_s=0
@@ -158,7 +158,7 @@ def test_what_waits_is_left_to_another_with_what_is_on_the_way() -> None:
     heir: DeliveryQueue[int] = DeliveryQueue(
         arrived.extend, lambda: None, max_waiting=500, name="other", gather_s=0
     )
-    former.leave_to(heir)
+    former.transfer_to(heir)
     for number in range(200, 210):
         heir.put(number)
     former.close()

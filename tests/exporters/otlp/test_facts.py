@@ -68,7 +68,7 @@ def test_sums_are_those_of_counting_each_step_by_itself(
     chunks, shares = Counter[object](), Counter[object]()
     for number, (engine_id, dp_rank, num_ranks, of) in enumerate(told):
         for rank in range(num_ranks):
-            table.take(step(number, of, engine_id=engine_id, dp_rank=dp_rank, rank=rank))
+            table.add_step(step(number, of, engine_id=engine_id, dp_rank=dp_rank, rank=rank))
         for member in {(engine_id, name, phase == PREFILL) for name, phase, _ in of}:
             num[member] += 1
             size[member] += len({name for name, _, _ in of})
@@ -95,7 +95,7 @@ def test_sums_are_those_of_counting_each_step_by_itself(
 def test_requests_that_never_end_are_forgotten_and_counted() -> None:
     table = FactTable(max_requests=10)
     for number in range(100):
-        table.take(step(number, [(f"r{number}", PREFILL, 5)]))
+        table.add_step(step(number, [(f"r{number}", PREFILL, 5)]))
     assert len(table) == 10
     assert table.num_forgotten == 90
     assert table.pop("x", "r5", since_ns=0) is None
@@ -106,11 +106,11 @@ def test_requests_that_never_end_are_forgotten_and_counted() -> None:
 
 def test_what_was_forgotten_in_part_is_not_told_at_all() -> None:
     table = FactTable(max_requests=2)
-    table.take(step(0, [("long", DECODE, 1)]))
+    table.add_step(step(0, [("long", DECODE, 1)]))
     for number in (1, 2, 3):
-        table.take(step(number, [(f"r{number}", DECODE, 1)]))
-    table.take(step(4, [("long", DECODE, 1)]))
-    table.take(step(5, [("new", DECODE, 1)]))
+        table.add_step(step(number, [(f"r{number}", DECODE, 1)]))
+    table.add_step(step(4, [("long", DECODE, 1)]))
+    table.add_step(step(5, [("new", DECODE, 1)]))
     assert table.pop("x", "long", since_ns=0) is None
     found = table.pop("x", "new", since_ns=50)
     assert found is not None
@@ -120,7 +120,7 @@ def test_what_was_forgotten_in_part_is_not_told_at_all() -> None:
 def test_a_request_in_use_is_not_the_one_forgotten() -> None:
     table = FactTable(max_requests=3)
     for number in range(50):
-        table.take(step(number, [("busy", DECODE, 1), (f"r{number}", DECODE, 1)]))
+        table.add_step(step(number, [("busy", DECODE, 1), (f"r{number}", DECODE, 1)]))
     found = table.pop("x", "busy", since_ns=0)
     assert found is not None
     assert found.decode.num_steps == 50
@@ -129,7 +129,7 @@ def test_a_request_in_use_is_not_the_one_forgotten() -> None:
 def test_chunks_kept_are_bounded_and_all_are_counted() -> None:
     table = FactTable()
     for number in range(3 * MAX_CHUNKS):
-        table.take(step(number, [("a", PREFILL, 5)]))
+        table.add_step(step(number, [("a", PREFILL, 5)]))
     found = table.pop("x", "a", since_ns=0)
     assert found is not None
     assert (len(found.chunks), found.num_chunks) == (MAX_CHUNKS, 3 * MAX_CHUNKS)
@@ -138,16 +138,16 @@ def test_chunks_kept_are_bounded_and_all_are_counted() -> None:
 
 def test_a_request_without_steps_has_no_facts() -> None:
     table = FactTable()
-    table.take(step(0, []))
+    table.add_step(step(0, []))
     assert table.pop("x", "a", since_ns=0) is None
-    table.take(step(1, [("a", DECODE, 1)]))
+    table.add_step(step(1, [("a", DECODE, 1)]))
     assert table.pop("x", "a", since_ns=None) is None
 
 
 def test_an_engine_that_is_gone_leaves_nothing_behind() -> None:
     table = FactTable()
     for engine_id in ("x", "y"):
-        table.take(step(0, [("a", DECODE, 1)], engine_id=engine_id))
-    table.keep({"y"})
+        table.add_step(step(0, [("a", DECODE, 1)], engine_id=engine_id))
+    table.retain({"y"})
     assert table.pop("x", "a", since_ns=0) is None
     assert table.pop("y", "a", since_ns=0) is not None
