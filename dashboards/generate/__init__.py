@@ -1,1 +1,1 @@
-"""The Grafana dashboards, as Python: `python -m dashboards.generate` writes them as JSON."""
+"""Grafana dashboards in Python: `python -m dashboards.generate` writes them as JSON."""

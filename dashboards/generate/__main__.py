@@ -1,4 +1,4 @@
-"""Write the dashboards beside this package, as Grafana provisions them."""
+"""Write the dashboards to the `grafana` directory for Grafana's provisioning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "grafana"
 
 
 def dashboards() -> dict[str, str]:
-    """Return all dashboards as JSON, by the name of their file."""
+    """Return all dashboards as JSON by file name."""
     made = (verdict(), models(), phases(), gpus(), scheduler(), slow(), health())
     return {
         f"{each.uid}.json": json.dumps(each, cls=JSONEncoder, sort_keys=True, indent=1) + "\n"
@@ -28,7 +28,7 @@ def dashboards() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the dashboards."""
     FOLDER.mkdir(exist_ok=True)
     for name, text in dashboards().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

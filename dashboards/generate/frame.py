@@ -1,6 +1,6 @@
-"""What all dashboards have in common: names, variables, links to each other, marks on the graphs.
+"""Common parts of all dashboards: names, variables, mutual links, annotations.
 
-Unique ids and names of variables are a contract: alerts and bookmarks link to them.
+UIDs and variable names are a contract: alerts and bookmarks link to them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ SLO, MODELS, PHASES, GPUS, SCHEDULER, SLOW, HEALTH = (
     f"inferscope-{what}"
     for what in ("slo", "models", "phases", "gpus", "scheduler", "slow", "health")
 )
-"""Unique ids, in the order in which one walks from an alert to its cause."""
+"""UIDs in the order of an investigation, from an alert to its cause."""
 
 METRICS = model.DataSourceRef("prometheus", "${prometheus_datasource}")
 TRACES = model.DataSourceRef("tempo", "${tempo_datasource}")
 FEWEST_SEEN = 0.95
-"""Of the requests the engine counts itself; below it, no figure here is to be trusted."""
+"""Minimum observed share of the requests that the engine counts; below it, figures are unreliable.
+"""
 
 Panels = Sequence[Builder[model.Panel]]
 
@@ -45,15 +46,15 @@ def dashboard(
     variables: Sequence[Builder[model.VariableModel]] = (),
     has_traces: bool = False,
 ) -> model.Dashboard:
-    """Put a dashboard together.
+    """Return a dashboard.
 
     Args:
-        uid: its unique id.
+        uid: its UID.
         title: its name.
-        description: which question it answers.
-        rows: what is on it.
-        variables: of its own, besides those that all have.
-        has_traces: whether it asks a Tempo as well.
+        description: the question it answers.
+        rows: its rows.
+        variables: variables besides the common ones.
+        has_traces: whether it queries Tempo as well.
     """
     frame = (
         build.Dashboard(title)
@@ -72,7 +73,7 @@ def dashboard(
     for variable in (*_sources(has_traces), *_scope(), *variables):
         frame = frame.with_variable(variable)
     for row in rows:
-        frame = frame.with_row(build.DashboardRow(row.title))
+        frame = frame.with_row(build.Row(row.title))
         for panel in row.panels:
             frame = frame.with_panel(panel)
     whole = frame.build()
@@ -99,7 +100,7 @@ def of_label(name: str, label: str, metric: str, description: str) -> build.Quer
 
 
 def name_of_label(variable: str) -> str:
-    """Return the label that a variable is of."""
+    """Return the label of a variable."""
     return {"model": "model_name", "engine": "engine_id"}.get(variable, variable)
 
 
@@ -122,9 +123,9 @@ def _scope() -> list[build.QueryVariable]:
     of_model = f'{info}{{job=~"$job", instance=~"$instance", model_name=~"$model"}}'
     return [
         of_label("job", "Job", info, "Prometheus' name for the collectors."),
-        of_label("instance", "Instance", in_job, "Collectors: one per host."),
-        of_label("model", "Model", in_target, "As the engines serve them."),
-        of_label("engine", "Engine", of_model, "Engines by their id."),
+        of_label("instance", "Instance", in_job, "Collectors, one per host."),
+        of_label("model", "Model", in_target, "Served model names."),
+        of_label("engine", "Engine", of_model, "Engine IDs."),
     ]
 
 
@@ -140,7 +141,7 @@ def _the_others() -> build.DashboardLink:
 
 
 def _alerts() -> build.AnnotationQuery:
-    """Mark on every graph while one of our alerts fires."""
+    """Return an annotation for the times at which one of our alerts fires."""
     return (
         build.AnnotationQuery()
         .name("Alerts")
@@ -152,11 +153,11 @@ def _alerts() -> build.AnnotationQuery:
 
 
 def _blind() -> build.AnnotationQuery:
-    """Mark on every graph where we do not see what the engine says it served."""
+    """Return an annotation for the times at which part of an engine's requests is not observed."""
     seen = series("inferscope_attribution_coverage_ratio")
     return (
         build.AnnotationQuery()
-        .name("Less than 95 % of the requests seen")
+        .name("Less than 95 % of the requests observed")
         .datasource(METRICS)
         .enable(True)
         .icon_color("purple")

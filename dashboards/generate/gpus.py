@@ -1,4 +1,4 @@
-"""Fourth: use, saturation and errors of each device."""
+"""Dashboard 4: use, saturation and errors of each device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from dashboards.generate.panels import PanelLink, PanelQuery, bad_above, graph, 
 from dashboards.generate.queries import ENGINE, growth, now, rate
 
 _GPU = 'gpu=~"($gpu)(#[0-9]+)?"'
-"""A device that several ranks are on has its counters once, and its time once for each of them."""
+"""Matcher of devices.
+
+A device with several ranks has its counters once, and its time once per rank.
+"""
 _DEVICE = "instance, gpu"
-"""Labels that tell devices apart: those that are no GPUs have like names on every host."""
+"""Labels that identify devices: devices that are not GPUs have equal names on every host."""
 _LEGEND = "{{instance}} {{gpu}}"
 _SECONDS = "inferscope_gpu_phase_seconds_total"
 _BUSY = "inferscope_gpu_busy_seconds_total"
@@ -27,17 +30,17 @@ def gpus() -> model.Dashboard:
     return dashboard(
         GPUS,
         "InferScope 4: Devices",
-        "How busy is each device, what is it short of, what is wrong with it?",
+        "How busy is each device, which resource limits it, which errors does it have?",
         [
             DashboardRow("Use", [*_use()]),
             DashboardRow("Saturation", [*_saturation()]),
             DashboardRow("Errors", [*_errors()]),
             DashboardRow(
-                "Whose they are",
+                "Engines by device",
                 [
                     table_panel(
                         "Devices",
-                        "Which engines run on which device, and how much of it they take.",
+                        "Engines on each device, and their share of its time.",
                         {
                             "busy": (
                                 _share("prefill|decode", f"{_DEVICE}, engine_id, model_name"),
@@ -57,7 +60,7 @@ def gpus() -> model.Dashboard:
 
 
 def _share(phases: str, by: str = _DEVICE) -> str:
-    """Return the share of a device's time that goes to some phases; engines may share it."""
+    """Return the share of a device's time spent in these phases; engines may share the device."""
     part = rate(_SECONDS, _GPU, f'phase=~"{phases}"', by=by)
     whole = f"max by ({_DEVICE}) ({rate(_SECONDS, _GPU, by=f'{_DEVICE}, engine_id')})"
     return f"{part} / on ({_DEVICE}) group_left () {whole}"
@@ -67,7 +70,7 @@ def _use() -> list[timeseries.Panel]:
     return [
         graph(
             "Time in steps",
-            "Share of a device's time in which it worked on requests.",
+            "Share of a device's time spent on requests.",
             "percentunit",
             PanelQuery(_share("prefill|decode|padding|unattributed"), _LEGEND),
             width=8,
@@ -76,7 +79,7 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "SMs active",
-            "SMs with a warp resident, of the whole device, by anybody. "
+            "Share of SMs with a resident warp, whole device, all processes. "
             "By counters: absent without a sampler.",
             "percentunit",
             PanelQuery(now("inferscope_gpu_sm_active_ratio", _GPU, by=_DEVICE, how="max"), _LEGEND),
@@ -86,7 +89,7 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "Memory traffic",
-            "Device memory's rate over its peak, by anybody. "
+            "Device memory rate over its peak, all processes. "
             "By counters: absent without a sampler.",
             "percentunit",
             PanelQuery(
@@ -116,9 +119,9 @@ def _use() -> list[timeseries.Panel]:
             width=8,
         ),
         graph(
-            "Used by others",
-            "Share of a device's time in which processes that we do not observe used it. "
-            "Absent where nobody tells.",
+            "Used by other processes",
+            "Share of a device's time in which unobserved processes used it. "
+            "Absent without a source.",
             "percentunit",
             PanelQuery(_share("foreign"), _LEGEND),
             width=8,
@@ -134,7 +137,7 @@ def _saturation() -> list[timeseries.Panel]:
     return [
         graph(
             "Device memory in use",
-            "By anybody. By counters: absent without a sampler.",
+            "All processes. By counters: absent without a sampler.",
             "bytes",
             PanelQuery(
                 now("inferscope_gpu_memory_used_bytes", _GPU, by=_DEVICE, how="max"), _LEGEND
@@ -143,7 +146,7 @@ def _saturation() -> list[timeseries.Panel]:
         ),
         graph(
             "KV blocks in use",
-            "Of the engine's blocks; at 100 % requests wait or lose theirs.",
+            "Share of the engine's blocks; at 100 % requests wait or are preempted.",
             "percentunit",
             PanelQuery(
                 now("inferscope_kv_cache_usage_ratio", by="engine_id", how="max"), "{{engine_id}}"
@@ -155,7 +158,7 @@ def _saturation() -> list[timeseries.Panel]:
         ),
         graph(
             "Waiting for the host",
-            "Share of a device's time idle though there was work: Python, scheduling, transfers.",
+            "Share of a device's time idle with work pending: Python, scheduling, transfers.",
             "percentunit",
             PanelQuery(_share("idle_host_gap"), _LEGEND),
             width=8,
@@ -168,7 +171,7 @@ def _errors() -> list[timeseries.Panel]:
     return [
         graph(
             "Throttled",
-            "Share of the time in which a device's clocks were held down, by reason. "
+            "Share of the time in which a device's clocks were throttled, by reason. "
             "Absent without NVML.",
             "percentunit",
             PanelQuery(
@@ -179,7 +182,7 @@ def _errors() -> list[timeseries.Panel]:
         ),
         graph(
             "Xid errors",
-            "Errors that the driver told of, by number, within $__rate_interval. "
+            "Errors reported by the driver, by number, within $__rate_interval. "
             "Absent without NVML.",
             "short",
             PanelQuery(

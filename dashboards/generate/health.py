@@ -1,4 +1,4 @@
-"""Seventh: whether what the other six show can be believed, and what it costs to know it."""
+"""Dashboard 7: reliability of the other dashboards' figures, and InferScope's overhead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dashboards.generate.panels import (
 from dashboards.generate.queries import RATE, now, of_target
 
 _DROPPED = of_target("inferscope_records_dropped_total")
-"""What exporters could not send is no engine's."""
+"""Drops of exporters belong to no engine."""
 
 
 def health() -> model.Dashboard:
@@ -26,12 +26,12 @@ def health() -> model.Dashboard:
     return dashboard(
         HEALTH,
         "InferScope 7: Own health",
-        "Can the other dashboards be believed, and what does InferScope cost?",
+        "Are the figures of the other dashboards reliable, and what is InferScope's overhead?",
         [
             DashboardRow("Verdict", [*_verdict()]),
-            DashboardRow("What is seen", [*_seen()]),
-            DashboardRow("How good the numbers are", [*_quality()]),
-            DashboardRow("What it costs", [*_cost()]),
+            DashboardRow("Coverage", [*_seen()]),
+            DashboardRow("Accuracy", [*_quality()]),
+            DashboardRow("Overhead", [*_cost()]),
         ],
     )
 
@@ -44,9 +44,9 @@ def _verdict() -> list[Builder[model.Panel]]:
     coverage = now("inferscope_attribution_coverage_ratio", how="min")
     return [
         number(
-            "Requests seen",
-            "Finished requests that we saw over those that the engine counts, of the engine "
-            "where it is least. Below 95 % no dashboard here is to be trusted.",
+            "Requests observed",
+            "Observed finished requests over those that the engine counts, lowest engine. "
+            "Below 95 % these dashboards are unreliable.",
             "percentunit",
             coverage,
             width=6,
@@ -54,8 +54,8 @@ def _verdict() -> list[Builder[model.Panel]]:
         ),
         number(
             "Behind",
-            "Age of the oldest numbers of any engine in sight; it grows by itself for an engine "
-            "that has ended, until it leaves.",
+            "Age of the oldest view of any engine; it grows for an engine "
+            "that has exited, until it expires.",
             "s",
             f"max({_lag('engine_id')})",
             width=6,
@@ -72,7 +72,7 @@ def _verdict() -> list[Builder[model.Panel]]:
         ),
         number(
             "Probe's share of the time",
-            "Time inside the probe over wall time, of the engine where it is most.",
+            "Time inside the probe over wall time, highest engine.",
             "percentunit",
             now("inferscope_overhead_ratio", how="max"),
             width=6,
@@ -86,14 +86,14 @@ def _seen() -> list[Builder[model.Panel]]:
     return [
         state_timeline(
             "Sources",
-            "What tells facts of each engine: the probe, a device clock, samplers. What is not "
-            "there has no figures, rather than zeros.",
+            "Data sources of each engine: the probe, a device clock, samplers. A missing source "
+            "has no figures, rather than zeros.",
             PanelQuery(up, "{{engine_id}} {{source}}"),
             {"0": ("absent", "#6e7080"), "1": ("there", "green")},
         ),
         graph(
-            "Requests seen",
-            "Finished requests that we saw over those that the engine counts itself.",
+            "Requests observed",
+            "Observed finished requests over those that the engine counts.",
             "percentunit",
             PanelQuery(
                 now("inferscope_attribution_coverage_ratio", by="engine_id", how="min"),
@@ -104,13 +104,13 @@ def _seen() -> list[Builder[model.Panel]]:
         ),
         graph(
             "Behind",
-            "Age of the numbers in the newest scrape.",
+            "Age of the view in the newest scrape.",
             "s",
             PanelQuery(_lag("engine_id"), "{{engine_id}}"),
         ),
         graph(
             "Records missing",
-            "A second, by where and why.",
+            "Records per second, by stage and reason.",
             "ops",
             PanelQuery(
                 f"sum by (stage, reason) (rate({_DROPPED}[{RATE}]))", "{{stage}} {{reason}}"
@@ -128,24 +128,24 @@ def _quality() -> list[timeseries.Panel]:
         graph(
             "Residual of the cost model",
             "Measured over modelled step time, less one, over ten seconds. The model divides a "
-            "step among its requests; the measured time stays what it is.",
+            "step among its requests; the measured time is unaffected.",
             "percentunit",
             PanelQuery(residual, "{{engine_id}} {{gpu}}"),
             width=8,
             least=None,
         ),
         graph(
-            "Residual by mode of execution",
-            "The median of a mode's recent steps; `source` is what the model came from.",
+            "Residual by execution mode",
+            "Median of a mode's recent steps; `source` is the source of the model.",
             "percentunit",
             PanelQuery(by_mode, "{{engine_id}} {{mode}} ({{source}})"),
             width=8,
             least=None,
         ),
         graph(
-            "Error of what is apportioned",
-            "How far the regression is off that divides a counter of a device over the phases, "
-            "relatively. By counters: absent without one, and while phases differ too little.",
+            "Error of apportioned counters",
+            "Relative error of the regression that divides a device counter over the phases. "
+            "By counters: absent without one, and while phases differ too little.",
             "percentunit",
             PanelQuery(fitted, "{{engine_id}} {{counted}}"),
             width=8,
@@ -168,14 +168,14 @@ def _cost() -> list[timeseries.Panel]:
         ),
         graph(
             "Scrapes",
-            "How long Prometheus waited for a collector.",
+            "Duration of a scrape of a collector.",
             "s",
             PanelQuery(of_target("scrape_duration_seconds"), "{{instance}}"),
             width=8,
         ),
         graph(
             "Series",
-            "Samples per scrape: bounded, whatever clients send.",
+            "Samples per scrape: bounded for any client input.",
             "short",
             PanelQuery(of_target("scrape_samples_scraped"), "{{instance}}"),
             width=8,

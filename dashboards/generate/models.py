@@ -1,4 +1,4 @@
-"""Second: rate, errors and duration of each model's requests, and what they cost."""
+"""Dashboard 2: rate, errors and duration of each model's requests, and their cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dashboards.generate.panels import PanelLink, PanelQuery, bad_above, bars, g
 from dashboards.generate.queries import growth, now, quantile, rate
 
 FAILURES = "timeout|server_abort|rejected|error|engine_lost|shed"
-"""Ends that are nobody's wish; a client that leaves has its reasons."""
+"""Finish reasons that count as failures; a client's cancellation does not."""
 _REQUESTS = "inferscope_requests_total"
 _SLOW_OF = PanelLink("Slow requests of this model", SLOW, {"model": "model_name"})
 _PHASES_OF = PanelLink("Phases of this model", PHASES, {"model": "model_name"})
@@ -31,24 +31,24 @@ def models() -> model.Dashboard:
                 [
                     graph(
                         "Requests",
-                        "Requests that ended, a second.",
+                        "Ended requests per second.",
                         "reqps",
                         PanelQuery(rate(_REQUESTS, by="model_name"), "{{model_name}}"),
                         width=8,
                         links=[_SLOW_OF, _PHASES_OF, _QUEUES_OF],
                     ),
                     graph(
-                        "How requests end",
-                        "Ends a second, by reason; `engine_lost` ended with its engine.",
+                        "Finish reasons",
+                        "Ended requests per second; `engine_lost`: with their engine.",
                         "reqps",
                         PanelQuery(rate(_REQUESTS, by="finish_reason"), "{{finish_reason}}"),
                         width=8,
                         stacked=True,
                     ),
                     graph(
-                        "Requests that failed",
-                        "Share of the ends that were a time-out, a rejection, an abort by the "
-                        "server, an error or the loss of the engine.",
+                        "Failed requests",
+                        "Share of ended requests with a time-out, a rejection, an abort by the "
+                        "server, an error or a lost engine.",
                         "percentunit",
                         PanelQuery(
                             f"{failed} / {rate(_REQUESTS, by='model_name')}", "{{model_name}}"
@@ -80,19 +80,19 @@ def models() -> model.Dashboard:
                     ),
                     _durations(
                         "Duration",
-                        "From a request's arrival to the end of its delivery, however it ended.",
+                        "From a request's arrival to the end of its delivery, failures included.",
                         "inferscope_request_duration_seconds",
                     ),
                 ],
             ),
-            DashboardRow("Where the time goes", [*_ledger()]),
+            DashboardRow("Time by cause", [*_ledger()]),
             DashboardRow("Use and cost", [*_costs()]),
             DashboardRow(
                 "Deploys",
                 [
                     table_panel(
                         "Engines",
-                        "What runs, and how it was started: compare two deploys by `config_hash`.",
+                        "Engines and their configuration: compare deployments by `config_hash`.",
                         {"engines": (now("inferscope_engine_info", by=_HOW), "short")},
                     )
                 ],
@@ -125,7 +125,7 @@ def _ledger() -> list[timeseries.Panel]:
     return [
         graph(
             "Seconds per request, by cause",
-            "The mean request's time, divided by what it was spent on: the ledgers of all that "
+            "The mean request's time by cause: the ledgers of all requests that "
             "ended. The stack is the mean duration.",
             "s",
             PanelQuery(
@@ -137,7 +137,7 @@ def _ledger() -> list[timeseries.Panel]:
         ),
         graph(
             "Tokens",
-            "Tokens a second: prompts computed, prompts found in the prefix cache, answers.",
+            "Tokens per second: prompts computed, prompts from the prefix cache, output.",
             "short",
             PanelQuery(rate("inferscope_tokens_total", by="phase, source"), "{{phase}} {{source}}"),
             stacked=True,
@@ -150,28 +150,28 @@ def _costs() -> list[Builder[model.Panel]]:
     return [
         bars(
             "Device time by tenant",
-            "Device seconds of the time shown; what few use is `other`.",
+            "Device seconds of the time shown; small tenants are `other`.",
             "s",
             PanelQuery(growth("inferscope_tenant_gpu_seconds_total", by="tenant"), "{{tenant}}"),
         ),
         graph(
-            "Dollars an hour",
-            "At the configured price of an hour of a device: tenants, idle time and waste sum to "
-            "what the devices cost.",
+            "Dollars per hour",
+            "At the configured price per device hour: tenants, idle time and waste sum to "
+            "the cost of the devices.",
             "currencyUSD",
             PanelQuery(f"3600 * {rate(DOLLARS, by='tenant')}", "{{tenant}}"),
             stacked=True,
         ),
         table_panel(
-            "What a model's tokens cost",
+            "Token cost by model",
             "Dollars, and dollars per million tokens, of the time shown. Used: the device time of "
-            f"requests that was not in vain. Allocated: {_ALLOCATED}",
+            f"useful requests. Allocated: {_ALLOCATED}",
             _prices("model_name"),
         ),
         table_panel(
-            "What a tenant's tokens cost",
-            f"The same by who asked. Allocated: {_ALLOCATED} All tenants' sum is what the devices "
-            "of the models cost that were used.",
+            "Token cost by tenant",
+            f"The same by tenant. Allocated: {_ALLOCATED} All tenants sum to the cost of the "
+            "used models' devices.",
             _prices("tenant"),
         ),
     ]
@@ -181,15 +181,15 @@ DOLLARS = "inferscope_cost_dollars_total"
 _TOKENS = "inferscope_tenant_tokens_total"
 _USED = 'tenant!~"waste|idle"'
 _ALLOCATED = (
-    "with a model's idle time and waste, shared out in proportion. Cached tokens take no device "
-    "time: they make the prompt's cheaper."
+    "with a model's idle time and waste, distributed in proportion. Cached tokens take no device "
+    "time: they lower the cost of prompts."
 )
 _KINDS = {
     "input": ("prefill", "input"),
     "input or cached": ("prefill", "input|cached"),
     "output": ("decode", "output"),
 }
-"""What is priced: by the dollars of which phase, over which kinds of tokens."""
+"""Priced token kinds: phase of the dollars, and kinds of tokens."""
 
 
 def _prices(by: str) -> dict[str, tuple[str, str]]:
@@ -210,7 +210,7 @@ def _used(by: str, phase: str = "prefill|decode") -> str:
 
 
 def _allocated(by: str, phase: str = "prefill|decode") -> str:
-    """Return the same times what a model costs in all over what of it was used."""
+    """Return used times scaled by a model's total cost over its used cost."""
     whole, used = growth(DOLLARS, by="model_name"), _used("model_name")
     labels = by if by == "model_name" else f"{by}, model_name"
     part = _used(labels, phase)

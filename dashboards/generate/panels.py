@@ -1,4 +1,4 @@
-"""Kinds of panels, each a function from words and queries; all need a title, a text and a unit."""
+"""Panel constructors from texts and queries; every panel has a title, text and unit."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ COLORS = {
     "idle_no_work": "#6e7080",
     "idle_host_gap": "dark-yellow",
 }
-"""Of phases, the same on all dashboards."""
+"""Colours of phases, the same on all dashboards."""
 
 
 @dataclass(frozen=True)
 class PanelQuery:
-    """A query and what its series are called.
+    """A query and the legend of its series.
 
     Attributes:
-        exemplars: whether single requests are drawn on it, with their traces.
+        exemplars: whether to draw single requests, with links to their traces.
     """
 
     expr: str
@@ -59,9 +59,9 @@ class PanelLink:
     """A link on every series of a panel.
 
     Attributes:
-        title: what it says.
-        uid: the dashboard it leads to.
-        variables: that are set there, by the series' label they are set from.
+        title: text of the link.
+        uid: UID of the target dashboard.
+        variables: variables set there, by the series' label they are set from.
     """
 
     title: str
@@ -69,10 +69,10 @@ class PanelLink:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, labels: str = "__field.labels") -> build.DashboardLink:
-        """Return it as Grafana has it; what is not set goes along as it is.
+        """Return the Grafana link; other variables are passed on unchanged.
 
         Args:
-            labels: where Grafana has a series' labels.
+            labels: Grafana's expression for a series' labels.
         """
         kept = ["prometheus_datasource", "job", "instance", "model", "engine"]
         parts = ["${__url_time_range}"]
@@ -82,23 +82,23 @@ class PanelLink:
 
 
 Limits = Sequence[model.Threshold]
-"""From which value on which colour holds; the first from anywhere."""
+"""Colours by the value from which they hold; the first has no lower limit."""
 
 
 def bad_above(yellow: float, red: float) -> Limits:
-    """Return limits of what should be small."""
+    """Return limits for a value that should be small."""
     steps = ((None, GREEN), (yellow, YELLOW), (red, RED))
     return [model.Threshold(color=color, value=value) for value, color in steps]
 
 
 def bad_below(yellow: float, red: float) -> Limits:
-    """Return limits of what should be large."""
+    """Return limits for a value that should be large."""
     steps = ((None, RED), (red, YELLOW), (yellow, GREEN))
     return [model.Threshold(color=color, value=value) for value, color in steps]
 
 
 PLAIN: Limits = (model.Threshold(color="text", value=None),)
-"""Of what is neither good nor bad."""
+"""Limits of a neutral value."""
 
 
 def graph(
@@ -113,7 +113,7 @@ def graph(
     least: float | None = 0,
     most: float | None = None,
 ) -> timeseries.Panel:
-    """Return lines over time; with `stacked`, areas on top of each other."""
+    """Return lines over time; with `stacked`, stacked areas."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -168,7 +168,7 @@ def number(
     absent: str = "no data",
     links: Sequence[PanelLink] = (),
 ) -> stat.Panel:
-    """Return a single figure; with a legend, its name beside it."""
+    """Return a single figure; with a legend, its name next to it."""
     shown = shapes.BigValueTextMode.VALUE_AND_NAME if legend else shapes.BigValueTextMode.VALUE
     return (
         stat.Panel()
@@ -199,7 +199,7 @@ def bars(
     most: float | None = None,
     links: Sequence[PanelLink] = (),
 ) -> bargauge.Panel:
-    """Return a bar for each series as it is now."""
+    """Return a bar for the current value of each series."""
     panel = (
         bargauge.Panel()
         .title(title)
@@ -233,7 +233,7 @@ def table_panel(
 
     Args:
         title: its heading.
-        description: what it shows.
+        description: its content.
         columns: query and unit by heading.
         links: links on its cells.
     """
@@ -270,7 +270,7 @@ def heatmap_panel(
     width: int = 12,
     links: Sequence[PanelLink] = (),
 ) -> heatmap.Panel:
-    """Return a histogram over time, single requests drawn on it."""
+    """Return a histogram over time with single requests drawn on it."""
     target = _over_time(line).format(PromQueryFormat.HEATMAP)
     return (
         heatmap.Panel()
@@ -296,13 +296,13 @@ def heatmap_panel(
 def state_timeline(
     title: str, description: str, line: PanelQuery, labels: Mapping[str, tuple[str, str]]
 ) -> statetimeline.Panel:
-    """Return what was so and when, as bands.
+    """Return states over time as bands.
 
     Args:
         title: its heading.
-        description: what it shows.
-        line: of few distinct values.
-        words: word and colour by value.
+        description: its content.
+        line: query with few distinct values.
+        labels: text and colour by value.
     """
     options = {
         value: model.ValueMappingResult(text=label, color=color)
@@ -323,7 +323,7 @@ def state_timeline(
 
 
 def traces(title: str, description: str, query: str, *, width: int = 12) -> table.Panel:
-    """Return the traces that a TraceQL query finds; each opens."""
+    """Return the traces that a TraceQL query finds, each with a link."""
     return (
         table.Panel()
         .title(title)
@@ -345,7 +345,7 @@ def traces(title: str, description: str, query: str, *, width: int = 12) -> tabl
 
 
 def text_panel(title: str, content: str, *, width: int = 24, height: int = 5) -> text.Panel:
-    """Return a text."""
+    """Return a text panel."""
     return (
         text.Panel()
         .title(title)

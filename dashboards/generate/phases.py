@@ -1,4 +1,4 @@
-"""Third: what the devices' time goes to, how well it is used, and who is in whose way."""
+"""Dashboard 3: device time by phase, utilization, and interference between phases."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def phases() -> model.Dashboard:
     return dashboard(
         PHASES,
         "InferScope 3: Phases",
-        "What do the devices do, how well, and which phase is in the way of which?",
+        "What do the devices compute, how efficiently, and which phases interfere?",
         [
             DashboardRow("Device time", [*_time()]),
-            DashboardRow("How well it is used", [*_use()]),
-            DashboardRow("In each other's way", [*_interference()]),
+            DashboardRow("Utilization", [*_use()]),
+            DashboardRow("Interference", [*_interference()]),
             DashboardRow("Waste and energy", [*_waste()]),
         ],
     )
@@ -38,8 +38,8 @@ def _time() -> list[timeseries.Panel]:
     return [
         graph(
             "Device seconds a second, by phase",
-            "Where the wall time of devices goes; the stack is as high as engines have devices. "
-            "`idle_host_gap`: a device waited for the host though there was work.",
+            "Wall time of devices by phase; the stack is as high as the number of devices. "
+            "`idle_host_gap`: a device waited for the host with work pending.",
             "short",
             PanelQuery(rate(_SECONDS, by="phase"), "{{phase}}"),
             stacked=True,
@@ -65,7 +65,7 @@ def _use() -> list[timeseries.Panel]:
         f"sum by ({by}) ({rate(_SECONDS, by=f'{by}, {ENGINE}', where=_BYTES)}"
         f" * on ({ENGINE}) group_left () {peak})"
     )
-    # The core's host tells the FLOPs of all ranks, and each host the seconds of its own.
+    # The core's host reports the FLOPs of all ranks, and each host the seconds of its own.
     computed_s = partial(rate, _SECONDS, _WORKED, where=flops, of=WHOLE_ENGINE)
     computed = (
         f"sum by ({by}) ({computed_s(by=f'{by}, {WHOLE_ENGINE}')}"
@@ -87,7 +87,7 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "Memory traffic while in a phase",
-            "Bytes between memory and device a second of the phase's device time, of one device. "
+            "Bytes between memory and device per second of the phase's time on one device. "
             "By counters: absent without a sampler.",
             "Bps",
             PanelQuery(
@@ -98,8 +98,8 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "Share of the memory roofline",
-            "Bytes moved while in a phase over what the memory could have moved in that time: "
-            "decode near 100 % is as fast as this memory lets it be. "
+            "Bytes moved in a phase over the memory's peak in that time: "
+            "decode near 100 % is limited by this memory. "
             "By counters: absent without a sampler.",
             "percentunit",
             PanelQuery(f"{rate(_BYTES, by=by)} / {could}", "{{phase}} {{model_name}}"),
@@ -109,7 +109,7 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "Operations while in a phase",
-            "Modelled: floating-point operations of ended requests, from the model's shape, a "
+            "Modelled: floating-point operations of ended requests, from the model's shape, per "
             "second of the phase's device time.",
             "flops",
             PanelQuery(
@@ -120,9 +120,9 @@ def _use() -> list[timeseries.Panel]:
         ),
         graph(
             "Share of the compute roofline",
-            "Modelled operations while in a phase over what the devices could have computed in "
-            "that time, by their maker or their calibration: prefill near 100 % is as fast as "
-            "these devices let it be. Absent where neither tells a peak.",
+            "Modelled operations in a phase over the devices' peak in "
+            "that time, by vendor or calibration: prefill near 100 % is limited by "
+            "these devices. Absent without a known peak.",
             "percentunit",
             PanelQuery(f"{rate(flops, by=by)} / {computed}", "{{phase}} {{model_name}} (modelled)"),
             width=8,
@@ -139,10 +139,10 @@ def _interference() -> list[timeseries.Panel]:
     steps, shares = "inferscope_step_duration_seconds", "inferscope_request_gpu_seconds"
     return [
         graph(
-            "Time lost to others",
-            "Share of all requests' time spent in steps that others made longer. `interference`: "
-            "by the other phase, such as a decode behind somebody's prompt; `co_batched`: by the "
-            "same phase, the price of a batch.",
+            "Time lost to other requests",
+            "Share of all requests' time by which other requests lengthened steps. `interference`: "
+            "by the other phase, such as a decode in a step with a prefill; `co_batched`: by the "
+            "same phase, the cost of batching.",
             "percentunit",
             PanelQuery(f"{lost} / on () group_left () {everything}", "{{cause}}"),
             width=8,
@@ -151,7 +151,7 @@ def _interference() -> list[timeseries.Panel]:
         ),
         graph(
             "Steps",
-            "Time of the engine's steps, by what was in them.",
+            "Duration of the engine's steps, by the phases in them.",
             "s",
             PanelQuery(quantile(0.99, steps, by="phase"), "{{phase}} p99"),
             PanelQuery(quantile(0.5, steps, by="phase"), "{{phase}} p50"),
@@ -159,7 +159,7 @@ def _interference() -> list[timeseries.Panel]:
         ),
         graph(
             "Device time of a request",
-            "A request's fair share of the steps it was in.",
+            "A request's fair share of its steps.",
             "s",
             PanelQuery(quantile(0.99, shares, by="phase"), "{{phase}} p99"),
             PanelQuery(quantile(0.5, shares, by="phase"), "{{phase}} p50"),
@@ -176,7 +176,7 @@ def _waste() -> list[timeseries.Panel]:
     return [
         graph(
             "Wasted device time",
-            "Share of all device time that brought nobody anything; nothing is in two reasons.",
+            "Share of all device time whose result was not used; reasons do not overlap.",
             "percentunit",
             PanelQuery(f"{waste} / on () group_left () {rate(_SECONDS)}", "{{reason}}"),
             width=8,
@@ -184,7 +184,7 @@ def _waste() -> list[timeseries.Panel]:
         ),
         graph(
             "Power, by phase",
-            "Apportioned by regression: energy of a phase a second. Absent without a sampler.",
+            "Apportioned by regression: energy of a phase per second. Absent without a sampler.",
             "watt",
             PanelQuery(rate(energy, by="phase"), "{{phase}} (apportioned)"),
             width=8,

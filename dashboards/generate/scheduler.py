@@ -1,4 +1,4 @@
-"""Fifth: what waits, for what, and what the KV cache has to do with it."""
+"""Dashboard 5: queued requests, the resources they wait for, and the KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scheduler() -> model.Dashboard:
     return dashboard(
         SCHEDULER,
         "InferScope 5: Scheduler and KV",
-        "What waits, for what, and is there room for more?",
+        "Which requests wait, for which resource, and is there headroom?",
         [
             DashboardRow("Load", [*_load()]),
             DashboardRow("Waiting", [*_waiting()]),
@@ -33,7 +33,7 @@ def _load() -> list[timeseries.Panel]:
     return [
         graph(
             "Requests running",
-            "Admitted and not yet over.",
+            "Admitted and unfinished requests.",
             "short",
             PanelQuery(now("inferscope_requests_running", by=_ENGINE), "{{engine_id}}"),
             width=8,
@@ -41,8 +41,8 @@ def _load() -> list[timeseries.Panel]:
         ),
         graph(
             "Requests waiting",
-            "In the queue, those that lost their blocks included; and those of them that nothing "
-            "scarce keeps from being admitted: above 0 for long, the scheduler is stuck.",
+            "In the queue, preempted ones included; and those of them that no "
+            "scarce resource keeps from admission: if above 0 for long, the scheduler is stuck.",
             "short",
             PanelQuery(now("inferscope_requests_waiting", by=_ENGINE), "{{engine_id}}"),
             PanelQuery(
@@ -53,8 +53,8 @@ def _load() -> list[timeseries.Panel]:
         ),
         graph(
             "Headroom",
-            "The least of what is left of slots, KV blocks and the steps' token budget: what to "
-            "scale by. Below 0 there are more requests than slots.",
+            "The lowest remaining share of slots, KV blocks and the steps' token budget: "
+            "a signal to scale by. Below 0 there are more requests than slots.",
             "percentunit",
             PanelQuery(now("inferscope_headroom_ratio", by=_ENGINE, how="min"), "{{engine_id}}"),
             width=8,
@@ -81,8 +81,8 @@ def _waiting() -> list[timeseries.Panel]:
             links=[_SLOW_OF],
         ),
         graph(
-            "What the queue holds",
-            "Modelled: how long a request that came now would wait.",
+            "Predicted wait",
+            "Modelled wait of a request that arrives now.",
             "s",
             PanelQuery(
                 now("inferscope_predicted_queue_seconds", by=_ENGINE, how="max"),
@@ -92,14 +92,14 @@ def _waiting() -> list[timeseries.Panel]:
         ),
         graph(
             "Prompt tokens in the queue",
-            "Of requests that were not admitted yet.",
+            "Prompt tokens of requests not admitted yet.",
             "short",
             PanelQuery(now("inferscope_queued_prompt_tokens", by=_ENGINE), "{{engine_id}}"),
             width=8,
         ),
         graph(
-            "Why requests wait",
-            "Share of all requests' time in which they were not worked on, by cause.",
+            "Waiting by cause",
+            "Share of all requests' time without computation, by cause.",
             "percentunit",
             PanelQuery(f"{waited} / on () group_left () {everything}", "{{cause}}"),
             stacked=True,
@@ -107,7 +107,7 @@ def _waiting() -> list[timeseries.Panel]:
         ),
         graph(
             "Stalls",
-            "Time a request was admitted and not worked on.",
+            "Time a request was admitted and not computed.",
             "s",
             PanelQuery(quantile(0.99, stall, by=_ENGINE), "{{engine_id}} p99", exemplars=True),
             PanelQuery(quantile(0.5, stall, by=_ENGINE), "{{engine_id}} p50"),
@@ -125,7 +125,7 @@ def _cache() -> list[timeseries.Panel]:
     return [
         graph(
             "KV blocks in use",
-            "As of the last step; at 100 % requests wait or lose theirs.",
+            "As of the last step; at 100 % requests wait or are preempted.",
             "percentunit",
             PanelQuery(
                 now("inferscope_kv_cache_usage_ratio", by=_ENGINE, how="max"), "{{engine_id}}"
@@ -135,16 +135,16 @@ def _cache() -> list[timeseries.Panel]:
             limits=bad_above(0.9, 0.97),
         ),
         graph(
-            "Prompt tokens found in the prefix cache",
-            "Share of the prompts' tokens that need not be computed.",
+            "Prompt tokens from the prefix cache",
+            "Share of the prompts' tokens that are not computed.",
             "percentunit",
             PanelQuery(f"{cached} / {prompts}", "{{engine_id}}"),
             width=8,
             most=1,
         ),
         graph(
-            "Computed again after preemptions",
-            "Share of device time: a storm of preemptions shows here first.",
+            "Recomputed after preemptions",
+            "Share of device time: a preemption storm shows here first.",
             "percentunit",
             PanelQuery(f"{again} / {seconds}", "{{engine_id}}"),
             width=8,
@@ -162,7 +162,7 @@ def _steps() -> list[timeseries.Panel]:
     return [
         graph(
             "Steps a second",
-            "By what was in them.",
+            "By the phases in them.",
             "ops",
             PanelQuery(rate(count, by="phase"), "{{phase}}"),
             width=8,
@@ -171,15 +171,15 @@ def _steps() -> list[timeseries.Panel]:
         ),
         graph(
             "Tokens per step",
-            "How well steps are filled.",
+            "Mean number of tokens in a step.",
             "short",
             PanelQuery(f"{tokens} / {rate(count, by=_ENGINE)}", "{{engine_id}}"),
             width=8,
             links=[_PHASES_OF],
         ),
         graph(
-            "Drafted tokens that were right",
-            "Of speculative decoding; absent without it.",
+            "Accepted draft tokens",
+            "Share of drafted tokens; absent without speculative decoding.",
             "percentunit",
             PanelQuery(f"{accepted} / {rate(spec, by=_ENGINE)}", "{{engine_id}}"),
             width=8,

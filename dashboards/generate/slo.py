@@ -1,4 +1,4 @@
-"""First: are we keeping our promises, how long will we, and what breaks them."""
+"""Dashboard 1: SLO compliance, remaining error budget, and causes of breaches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dashboards.generate.panels import (
 from dashboards.generate.queries import growth, now, of_model, quantile, rate
 
 PAGES_FAST, PAGES_SLOW = 14.4, 6.0
-"""Burn rates of an hour and of six at which the rules page (docs of `inferscope slo rules`)."""
+"""Burn rates over 1 h and 6 h at which the rules page (docs of `inferscope slo rules`)."""
 OBJECTIVE = "model_name, slo"
 _REQUESTS = "inferscope_slo_requests_total"
 _IN_WINDOW = "inferscope_slo_window_requests"
@@ -46,17 +46,17 @@ _OF_MODEL = (
 
 
 def burn(over: str) -> str:
-    """Return how many times faster than allowed the budget went over a window."""
+    """Return the burn rate over a window."""
     bad = growth(_REQUESTS, _MATCH, _BAD, by=OBJECTIVE, over=over)
     every = growth(_REQUESTS, _MATCH, by=OBJECTIVE, over=over)
     return f"{bad} / {every} / {_ALLOWED}"
 
 
 def left() -> str:
-    """Return what is left of the budget over each objective's own window.
+    """Return the remaining budget over each objective's own window.
 
-    Collectors keep that window, as a range in PromQL cannot be a label's; requests of several of
-    them add up where their ratios would not.
+    Collectors maintain that window, since a range in PromQL cannot come from a label; requests of
+    several collectors add up where their ratios would not.
     """
     bad = of_model(_IN_WINDOW, _MATCH, _BAD, by=OBJECTIVE)
     every = of_model(_IN_WINDOW, _MATCH, by=OBJECTIVE)
@@ -67,11 +67,11 @@ def verdict() -> model.Dashboard:
     """Return the dashboard."""
     window = build.CustomVariable("window").label("Burn over").values("1h,6h,1d,7d,28d,30d")
     window = window.current(model.VariableOption(selected=True, text="30d", value="30d"))
-    slo = of_label("slo", "Objective", "inferscope_slo_objective_ratio", "What is promised.")
+    slo = of_label("slo", "Objective", "inferscope_slo_objective_ratio", "Objectives.")
     return dashboard(
         SLO,
         "InferScope 1: Verdict",
-        "Do we keep our promises? How long will the budget last? What breaks them?",
+        "Are SLOs met, how long will the budget last, what consumes it?",
         [
             DashboardRow("Now", [*_now()]),
             DashboardRow("Budget", [*_budget()]),
@@ -90,10 +90,10 @@ def _now() -> list[stat.Panel]:
     return [
         number(
             "Burning fast",
-            "Objectives of models whose budget burns at a rate that pages: 14.4 times over 1h and "
-            "5m, or 6 times over 6h and 30m. The alert wants several bad requests besides.",
+            "Objectives whose budget burns at a paging rate: 14.4 times over 1h and "
+            "5m, or 6 times over 6h and 30m. The alert also needs several bad requests.",
             "short",
-            # 0 is a claim: where nothing is promised, or nothing is seen, there is no data.
+            # 0 is a claim: without objectives or observations there is no data.
             f"sum(clamp_max({fast} + {slow}, 1))",
             limits=bad_above(1, 1),
         ),
@@ -105,9 +105,9 @@ def _now() -> list[stat.Panel]:
             limits=bad_above(1, PAGES_SLOW),
         ),
         number(
-            "Least budget left",
-            "Of the bad requests allowed over an objective's window, the share not yet had, of the "
-            "objective that has least. Negative: the promise is broken.",
+            "Lowest remaining budget",
+            "Unused share of the bad requests allowed over an objective's window, for the "
+            "objective with the least. Negative: the objective is missed.",
             "percentunit",
             f"min({left()})",
             limits=bad_below(0.5, 0.1),
@@ -121,7 +121,7 @@ def _now() -> list[stat.Panel]:
         ),
         number(
             "Top cause",
-            "What most breaches of the time shown came from.",
+            "Main cause of the breaches in the time shown.",
             "short",
             f"topk(1, {breaches} > 0)",
             legend="{{cause}}",
@@ -129,9 +129,9 @@ def _now() -> list[stat.Panel]:
             links=[PanelLink("Phases and interference", PHASES)],
         ),
         number(
-            "Requests seen",
-            "Finished requests that we saw over those that the engine counts. Below 95 % this "
-            "dashboard is not to be trusted.",
+            "Requests observed",
+            "Observed finished requests over those that the engine counts. Below 95 % this "
+            "dashboard is unreliable.",
             "percentunit",
             now("inferscope_attribution_coverage_ratio", how="min"),
             limits=bad_below(FEWEST_SEEN, FEWEST_SEEN),
@@ -143,10 +143,10 @@ def _now() -> list[stat.Panel]:
 def _budget() -> list[Builder[model.Panel]]:
     return [
         bars(
-            "Budget left",
-            "Of the bad requests allowed over each objective's own window, the share not yet had, "
-            "of all engines of its model. Collectors keep the window: a sidecar's begins with its "
-            "pod.",
+            "Remaining budget",
+            "Unused share of the bad requests allowed over each objective's own window, "
+            "for all engines of its model. Collectors maintain the window: "
+            "a sidecar's begins with its pod.",
             "percentunit",
             PanelQuery(left(), "{{model_name}} {{slo}}"),
             most=1,
@@ -155,7 +155,7 @@ def _budget() -> list[Builder[model.Panel]]:
         ),
         graph(
             "Burn rate",
-            "How many times faster than allowed the budget goes. The dashed lines are the rates "
+            "Burn rate as a multiple of the allowed one. The dashed lines are the rates "
             "that page: 14.4 over an hour, 6 over six.",
             "short",
             PanelQuery(burn("1h"), "{{model_name}} {{slo}} 1h"),
@@ -171,14 +171,14 @@ def _breaches() -> list[timeseries.Panel]:
     return [
         graph(
             "Breaches by cause",
-            "Bad requests a second, by what made them bad: the largest part of what was too much.",
+            "Bad requests per second by main cause: the largest part of the excess.",
             "reqps",
             PanelQuery(rate("inferscope_slo_breaches_total", _MATCH, by="cause"), "{{cause}}"),
             stacked=True,
             links=[PanelLink("Phases and interference", PHASES), PanelLink("Slow requests", SLOW)],
         ),
         graph(
-            "First token against its threshold",
+            "First token versus its threshold",
             "The 99th percentile of the time to first token. Dots are single requests; "
             "each leads to its trace.",
             "s",
@@ -200,9 +200,9 @@ def _promises() -> table.Panel:
     good = growth(_REQUESTS, _MATCH, _GOOD, by=OBJECTIVE)
     return table_panel(
         "Objectives",
-        "What is promised, and what the time shown made of it. What counts for the budget is "
-        "the objective's own window; `burn` is by the counters that Prometheus has of $window, "
-        "also of pods that are gone: over the objective's window 1 spends the budget exactly.",
+        "Objectives and their results in the time shown. The budget counts "
+        "the objective's own window; `burn` is from Prometheus' counters over $window, "
+        "including removed pods: over the objective's window 1 spends the budget exactly.",
         {
             "promised": (highest("inferscope_slo_objective_ratio"), "percentunit"),
             "within": (highest("inferscope_slo_threshold_seconds"), "s"),

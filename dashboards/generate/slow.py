@@ -1,4 +1,4 @@
-"""Sixth: from a slow percentile to single requests, their traces, and `inferscope why`."""
+"""Dashboard 6: from a slow percentile to single requests, their traces, and `inferscope why`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = (
     'span.inferscope.finish != nil && span.gen_ai.request.model =~ "$model"'
     ' && resource.service.instance.id =~ "$engine"'
 )
-"""Root spans, of any exporter of ours."""
+"""Root spans of all our exporters."""
 _SHOWN = (
     "span.inferscope.request.id, span.gen_ai.request.model, span.inferscope.finish,"
     " span.gen_ai.latency.time_to_first_token, span.gen_ai.latency.e2e,"
@@ -25,10 +25,10 @@ _SHOWN = (
 
 NEXT = """
 1. Click a dot above, or a trace below: its spans are the request's queue, prefill and decode, its
-   attributes `inferscope.ledger.*` where every moment went, and `inferscope.request.id` who it is.
-2. On the engine's host: `inferscope why REQUEST` says who held it up, with names, and what would
-   have let it pass; for what is over, in the pins: `inferscope why REQUEST pin-….isr`.
-3. The rate of such requests by cause is on *Verdict*; what to do about a cause is in the runbook
+   attributes `inferscope.ledger.*` its time by cause, and `inferscope.request.id` its ID.
+2. On the engine's host: `inferscope why REQUEST` names the requests it waited for, and what would
+   have met the objective; for past requests, in the pins: `inferscope why REQUEST pin-….isr`.
+3. The rate of such requests by cause is on *Verdict*; advice on a cause is in the runbook
    that the alert links to.
 """
 
@@ -39,12 +39,10 @@ def slow() -> model.Dashboard:
     return dashboard(
         SLOW,
         "InferScope 6: Slow requests",
-        "Which requests were slow, and what does each of them say?",
+        "Which requests were slow, and why was each?",
         [
             DashboardRow("How slow", [*_how_slow()]),
-            DashboardRow(
-                "Single requests", [text_panel("From here to the cause", NEXT), *_single()]
-            ),
+            DashboardRow("Single requests", [text_panel("Next steps", NEXT), *_single()]),
         ],
         variables=[beyond],
         has_traces=True,
@@ -54,15 +52,15 @@ def slow() -> model.Dashboard:
 def _how_slow() -> list[Builder[model.Panel]]:
     return [
         number(
-            "Slowest in a hundred",
-            "99th percentile of the duration, just now.",
+            "Slowest 1 %",
+            "Current 99th percentile of the duration.",
             "s",
             quantile(0.99, _E2E),
             width=6,
         ),
         number(
-            "Slowest in a thousand",
-            "99.9th percentile of the duration, just now.",
+            "Slowest 0.1 %",
+            "Current 99.9th percentile of the duration.",
             "s",
             quantile(0.999, _E2E),
             width=6,
@@ -83,19 +81,19 @@ def _how_slow() -> list[Builder[model.Panel]]:
         ),
         heatmap_panel(
             "Time to first token",
-            "All requests that ended; dots are single ones and lead to their traces.",
+            "All ended requests; dots are single ones and link to their traces.",
             "s",
             PanelQuery(buckets(_TTFT), "{{le}}", exemplars=True),
         ),
         heatmap_panel(
             "Duration",
-            "All requests that ended; dots are single ones and lead to their traces.",
+            "All ended requests; dots are single ones and link to their traces.",
             "s",
             PanelQuery(buckets(_E2E), "{{le}}", exemplars=True),
         ),
         graph(
             "Seconds by cause",
-            "Requests' time a second, by what it was spent on: what grows when requests get slow "
+            "Requests' time per second by cause: the cause that grows when requests become slow "
             "is the reason.",
             "s",
             PanelQuery(f"{rate('inferscope_latency_seconds_total', by='cause')} > 0", "{{cause}}"),
@@ -113,29 +111,29 @@ def _single() -> list[table.Panel]:
     return [
         traces(
             "Missed an objective",
-            "Traces of requests that missed an objective, and the cause to blame.",
+            "Traces of requests that missed an objective, with the main cause.",
             _query(missed),
         ),
         traces(
             "Slower than $beyond",
-            "Traces of requests that took longer, among those that are kept.",
+            "Traces of slower requests, among the traces kept.",
             _query("duration > $beyond"),
         ),
         traces(
             "Failed",
-            "Traces of requests that ended in an error, a time-out, an abort or with their engine.",
+            "Traces of requests that ended with an error, a time-out, an abort or a lost engine.",
             _query("status = error"),
         ),
         traces(
             "Preempted",
-            "Traces of requests that lost their KV blocks on the way.",
+            "Traces of preempted requests.",
             _query("span.inferscope.preemptions > 0"),
         ),
     ]
 
 
 def _share_beyond(histogram: str, bound_s: str) -> str:
-    """Return the share of what took longer than a bound, spelt as the histogram spells it."""
+    """Return the share of durations beyond a bound, in the histogram's notation."""
     within = growth(f"{histogram}_bucket", f'le="{bound_s}"')
     return f"1 - {within} / {growth(f'{histogram}_count')}"
 

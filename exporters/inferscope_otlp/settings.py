@@ -70,7 +70,7 @@ class OtlpSettings:
 
     @property
     def tls_files(self) -> tuple[str | None, str | None, str | None]:
-        """Return the authority's certificate, ours and its key: the environment's, if not set."""
+        """Return CA file, client certificate and key: from the settings, else the environment."""
         given = (self.certificate, self.client_certificate, self.client_key)
         words = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
         of_ca, of_cert, of_key = (

@@ -98,7 +98,8 @@ def unused_prefixes(run: RunSummary) -> Finding | None:
         lost_share=lost,
         sentences=(
             f"{prefixes.num_repeated} of {prefixes.num} prompts share a prefix with an earlier "
-            f"one, at least {repeated:,} tokens, {percent(repeated / requests.prompt_tokens)} of all; "
+            f"one, at least {repeated:,} tokens, "
+            f"{percent(repeated / requests.prompt_tokens)} of all; "
             f"{cached:,} came from the cache.",
         ),
         evidence=(

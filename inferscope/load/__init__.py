@@ -1,1 +1,1 @@
-"""Load: prompts of realistic make-up, arriving whether or not the server keeps up."""
+"""Open-loop load generator: realistic prompts that arrive independently of the server's pace."""

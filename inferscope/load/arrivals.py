@@ -1,6 +1,7 @@
-"""When requests arrive: at random and independent of each other, and in bursts on top.
+"""Arrival times: independent random arrivals, and bursts on top.
 
-Times are seconds after the load began, in order, without end, and known before anything is sent.
+Times are seconds after the start of the load, ordered, unlimited, and known before anything is
+sent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from random import Random
 
 
 def poisson(random: Random, rate_s: float) -> Iterator[float]:
-    """Yield times whose gaps are independent and exponential, `rate_s` of them a second."""
+    """Yield times with independent exponential gaps, `rate_s` of them a second."""
     at_s = 0.0
     while True:
         at_s += random.expovariate(rate_s)
@@ -21,7 +22,7 @@ def poisson(random: Random, rate_s: float) -> Iterator[float]:
 def bursts(num: int, every_s: float) -> Iterator[float]:
     """Yield the same time `num` times, once in every period, in the middle of it.
 
-    In the middle: then a run of three periods has three bursts, none of them cut off by its ends.
+    In the middle, a run of three periods has three whole bursts.
     """
     for period in itertools.count():
         yield from itertools.repeat((period + 0.5) * every_s, num)

@@ -1,7 +1,6 @@
-"""The bodies of OpenAI's streaming API: the request as sent, and what a client needs of an answer.
+"""Bodies of OpenAI's streaming API: requests as sent, and the fields of a response that are read.
 
-Only the fields that are read are declared; servers add others, and leave out or null what they
-like.
+Only these fields are declared; servers add others, and omit or null any.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Usage(msgspec.Struct):
 
 
 class StreamChunk(msgspec.Struct):
-    """One event of a streamed answer."""
+    """One event of a streamed response."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -50,7 +49,7 @@ class StreamChunk(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """Whether it brings anything that a reader would see: not a role, not an end."""
+        """Return whether it carries visible text: not a role, not an end."""
         for choice in self.choices:
             delta = choice.delta
             if choice.text or (
@@ -64,11 +63,11 @@ class StreamChunk(msgspec.Struct):
 
     @property
     def is_last(self) -> bool:
-        """Whether it says why the answer ends."""
+        """Return whether it carries a finish reason."""
         return any(choice.finish_reason is not None for choice in self.choices)
 
     def account(self) -> TokenUsage | None:
-        """Return the server's count of tokens up to here, if it gives one."""
+        """Return the server's token count so far; None if it sends none."""
         usage = self.usage
         if usage is None:
             return None
@@ -91,7 +90,7 @@ def read_chunk(data: bytes) -> StreamChunk:
     """Decode an event's data.
 
     Raises:
-        msgspec.DecodeError: it is no chunk.
+        msgspec.DecodeError: it is not a chunk.
     """
     return _chunk.decode(data)
 
@@ -110,12 +109,12 @@ def write_request(
 
     Args:
         ask: the request.
-        model: its name at the server.
+        model: name of the model at the server.
         endpoint: chat or completions.
-        is_counting: asks for the number of tokens with every chunk, which few servers know.
-        ignores_eos: asks for all of `max_tokens`; a server that knows no such field ignores it.
+        is_counting: request a token count with every chunk, which few servers support.
+        ignores_eos: request all of `max_tokens`; servers without this field ignore it.
         temperature: None leaves it to the server.
-        sends_seed: asks for the same answer each time, which costs some servers time.
+        sends_seed: request a reproducible response, which costs some servers time.
     """
     options = {"include_usage": True}
     if is_counting:
@@ -140,9 +139,9 @@ def write_request(
 
 
 def describe_error(error: object, *, prompt: str) -> str:
-    """Return an error object's own words, short, on one line and without the prompt.
+    """Return the message of an error object, short, on one line and without the prompt.
 
-    Some servers quote what they refuse; prompts are written nowhere.
+    Some servers quote the rejected prompt; prompts are never written.
     """
     if isinstance(error, dict):
         error = error.get("message") or error.get("type") or error.get("code")
@@ -155,7 +154,7 @@ def describe_error(error: object, *, prompt: str) -> str:
 
 
 def describe_refusal(body: bytes, *, prompt: str) -> str:
-    """Return the reason given in the body of an HTTP error, if it has one."""
+    """Return the reason in the body of an HTTP error, if it has one."""
     try:
         refusal = _refusal.decode(body)
     except msgspec.DecodeError:

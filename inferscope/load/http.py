@@ -1,8 +1,8 @@
-"""The open loop's way to an OpenAI-compatible server: streamed answers, timed as bytes arrive.
+"""Client of an OpenAI-compatible server: streamed responses, timed as bytes arrive.
 
-A delivery is timed when the bytes that completed it come out of the socket, before anything in them
-is read; events that came in one piece have one time. A request is sent once: no retry, no redirect,
-no cookie, no proxy from the environment.
+A delivery is timed when the bytes that complete it leave the socket, before they are parsed; events
+that arrive in one read have one time. A request is sent once: no retry, no redirect, no cookie, no
+proxy from the environment.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from inferscope.load.sse import EndlessEvent, SseParser
 from inferscope.load.workload import PlannedRequest
 
 _KEEP_ALIVE_S = 3.0
-"""Below the 5 s after which uvicorn closes an idle connection: a request sent into a connection
-that is being closed fails, and it is nobody's fault but ours."""
+"""Seconds to keep an idle connection.
+
+Uvicorn closes idle connections after 5 s; a request sent into a closing connection would fail
+through no fault of the server.
+"""
 _LINGER_S = 1.0
 _MOST_ERROR_BYTES = 1 << 16
 _DONE = b"[DONE]"
@@ -31,19 +34,18 @@ _DONE = b"[DONE]"
 
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
-    """How requests are made.
+    """Options of requests.
 
     Attributes:
-        url: of the server, without a path.
-        model: its name there.
+        url: URL of the server, without a path.
+        model: name of the model there.
         endpoint: chat or completions.
-        timeout_s: of a whole request.
-        ignores_eos: asks for answers of full length.
-        is_counting: asks for the number of tokens with every chunk.
-        temperature: of the sampling; None leaves it to the server.
+        timeout_s: timeout of a whole request.
+        ignores_eos: whether to request responses of full length.
+        is_counting: whether to request a token count with every chunk.
+        temperature: sampling temperature; None leaves it to the server.
         sends_seed: whether requests carry their sampling seeds.
-        tokens_per_word: of prompts made of words; None where it is not to be said in
-            `X-InferScope-Parts` what is what in them.
+        tokens_per_word: mean tokens of a word in prompts; None omits `X-InferScope-Parts`.
     """
 
     url: str
@@ -58,9 +60,9 @@ class HttpOptions:
 
 
 def open_session(*, api_key: str | None = None) -> aiohttp.ClientSession:
-    """Open a session that adds nothing to what is asked of it; the caller closes it.
+    """Open a session without defaults of its own; the caller closes it.
 
-    It has no limit on connections, where requests would wait unseen: the open loop has one.
+    It has no connection limit, at which requests would wait unseen: the open loop has one.
     """
     headers = {"Accept-Encoding": "identity"}
     if api_key is not None:
@@ -75,20 +77,20 @@ def open_session(*, api_key: str | None = None) -> aiohttp.ClientSession:
 
 
 class HttpClient:
-    """Asks a server over HTTP."""
+    """HTTP client of a server."""
 
     def __init__(self, session: aiohttp.ClientSession, options: HttpOptions) -> None:
-        """Take an open session, which the caller closes."""
+        """Keep an open session, which the caller closes."""
         self._session = session
         self._options = options
         self._url = options.url + chunks.PATHS[options.endpoint]
         self._timeout = aiohttp.ClientTimeout(total=options.timeout_s)
 
     async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
-        """Send a request; yield a delivery for each event that brings tokens, and the usage.
+        """Send a request; yield a delivery for each event with tokens, and the usage.
 
         Raises:
-            Failed: whatever went wrong, by its kind.
+            RequestFailed: any failure, by its kind.
         """
         options = self._options
         headers = {"Content-Type": "application/json", "X-Request-Id": ask.name}
@@ -111,7 +113,7 @@ class HttpClient:
             ) as response:
                 if response.status != 200:
                     said = await response.content.read(_MOST_ERROR_BYTES)
-                    detail = chunks.say_refusal(said, prompt=ask.prompt)
+                    detail = chunks.describe_refusal(said, prompt=ask.prompt)
                     raise RequestFailed(f"HTTP {response.status}", detail)
                 if response.content_type != "text/event-stream":
                     raise RequestFailed("no stream", response.content_type)
@@ -143,7 +145,7 @@ class HttpClient:
 
 
 def parts_of(ask: PlannedRequest, tokens_per_word: float) -> str:
-    """Return what is what in a prompt of words, as the header says it."""
+    """Return the parts of a prompt of words, in the header's format."""
     parts, at = [], 0
     for name, num_chars in ask.sections:
         num_words = len(ask.prompt[at : at + num_chars].split())
@@ -153,7 +155,7 @@ def parts_of(ask: PlannedRequest, tokens_per_word: float) -> str:
 
 
 class _ResponseReader:
-    """One streamed answer, as far as it has come."""
+    """Reader of one streamed response."""
 
     def __init__(self, ask: PlannedRequest, *, is_counting: bool) -> None:
         self._ask = ask
@@ -167,7 +169,7 @@ class _ResponseReader:
         """Yield the deliveries that the bytes complete.
 
         Raises:
-            Failed: the server reports an error inside the stream.
+            RequestFailed: the server reports an error inside the stream.
         """
         for data in self._parser.feed(piece):
             if data == _DONE:
@@ -175,7 +177,7 @@ class _ResponseReader:
                 break
             chunk = chunks.read_chunk(data)
             if chunk.error is not None:
-                detail = chunks.say_error(chunk.error, prompt=self._ask.prompt)
+                detail = chunks.describe_error(chunk.error, prompt=self._ask.prompt)
                 raise RequestFailed("error in the stream", detail)
             self._has_finish |= chunk.is_last
             usage = chunk.account()
@@ -184,19 +186,19 @@ class _ResponseReader:
                 yield ReceivedTokens(at_ns, num_tokens, usage)
 
     def close(self) -> None:
-        """Check that the answer ended and was not merely over.
+        """Check that the response was completed.
 
         Raises:
-            Failed: the stream stopped before the server had said why.
+            RequestFailed: the stream ended without a finish reason.
         """
         if not (self.is_done or self._has_finish):
             raise RequestFailed("cut off", "no finish_reason and no [DONE]")
 
-    def _count(self, chunk: chunks.Chunk, usage: TokenUsage | None) -> int:
-        """Return how many tokens a chunk brings: one, unless the server counts along.
+    def _count(self, chunk: chunks.StreamChunk, usage: TokenUsage | None) -> int:
+        """Return the number of tokens in a chunk: one, unless the server counts along.
 
-        Usage alone does not tell: many servers give it once, in the last chunk. One that lets a
-        chunk of text pass without it does not count along, whatever it was asked.
+        Usage alone is no sign: many servers send it once, in the last chunk. A server that sends a
+        chunk of text without it does not count along.
         """
         if usage is None and chunk.has_text:
             self._is_counting = False
@@ -208,7 +210,7 @@ class _ResponseReader:
 
 
 async def _reach_end(content: aiohttp.StreamReader) -> None:
-    """Read to the end of an answer that is complete, so that its connection can serve again."""
+    """Read a complete response to its end, so that its connection can be reused."""
     if not content.at_eof():
         with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError):
             await asyncio.wait_for(content.read(1), _LINGER_S)

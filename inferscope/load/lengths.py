@@ -1,4 +1,4 @@
-"""How many tokens: a length, or a distribution of lengths, as written on the command line.
+"""Token lengths: a number or a distribution, in the notation of the command line.
 
     512                 always 512
     128..2048           every length from 128 to 2048 equally likely, both included
@@ -6,7 +6,7 @@
     lognormal:512,0.5   median 512; 0.5 is the standard deviation of the logarithm, so that two
                         thirds lie between 512/e^0.5 and 512*e^0.5 and the mean is 512*e^(0.5²/2)
 
-Draws are rounded, and what falls outside 1..1,000,000 is moved to the nearest of the two.
+Draws are rounded and clamped to 1..1,000,000.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Lengths:
     """A distribution of token counts.
 
     Attributes:
-        text: as it was written.
+        text: its notation.
     """
 
     text: str
@@ -35,15 +35,15 @@ class Lengths:
 
     def draw(self, random: Random) -> int:
         """Draw a length, at least 1."""
-        # Clamped before it is rounded: a wide lognormal draws what no integer is wanted of.
+        # Clamped before rounding: a wide lognormal draws values beyond any integer.
         return round(min(max(self._sample(random), 1.0), float(MOST_TOKENS)))
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Read a distribution.
+    """Parse a distribution.
 
     Raises:
-        BadInput: it is none, or has values that no length can have.
+        BadInput: it is invalid, or has values that no length can have.
     """
     name, colon, numbers = text.strip().partition(":")
     try:
@@ -59,7 +59,7 @@ def parse_lengths(text: str) -> Lengths:
         return Lengths(text, lambda random: random.randint(lowest, highest))
     except (ValueError, KeyError):
         raise BadInput(
-            f"{text!r} is no token length. Give {FORMS}, within 1..{MOST_TOKENS}."
+            f"{text!r} is not a token length. Give {FORMS}, within 1..{MOST_TOKENS}."
         ) from None
 
 

@@ -1,10 +1,10 @@
-"""The open loop: requests leave at their own times, however late the answers are.
+"""Open loop: requests are sent at their scheduled times, independently of responses.
 
 A closed loop waits for the server and so never sees it fall behind (coordinated omission). Here
-each request is a task that starts at its time; when the generator itself is late, that shows as
-`sent` after `scheduled` in the client's own timestamps, which are kept to check ours against.
+each request is a task that starts at its time. If the generator itself is late, `sent` is after
+`scheduled` in the client's own timestamps, which are kept to check InferScope's against.
 
-Whatever is scheduled ends as exactly one `ClientTimes`, handed out when it ends.
+Every scheduled request ends as exactly one `ClientTimes`, reported when it ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from inferscope.load.workload import PlannedRequest
 
 Outcome: TypeAlias = Literal["finished", "error", "refused", "abandoned"]
-"""`refused` by the generator, which had too many open; `abandoned` when the load was stopped."""
+"""Outcomes. `refused`: by the generator, which had too many open; `abandoned`: the load stopped."""
 
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
-    """What the server says a request took."""
+    """Token usage of a request, as the server reports it."""
 
     prompt_tokens: int
     output_tokens: int
@@ -32,7 +32,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceivedTokens(msgspec.Struct, frozen=True, gc=False):
-    """What reached the client at once: tokens, or the server's account of all of them."""
+    """One delivery to the client: tokens, or the server's usage of the whole request."""
 
     at_ns: int
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class ReceivedTokens(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestFailed(Exception):
-    """A request failed in a way that has a short name, by which failures are counted."""
+    """Failure of a request, counted by its short kind."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
@@ -49,28 +49,30 @@ class RequestFailed(Exception):
 
 
 class Client(Protocol):
-    """What the generator needs of a server."""
+    """Client of a server, for the generator."""
 
     def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
-        """Send a request; yield each delivery as it arrives, in the order of time.
+        """Send a request; yield each delivery as it arrives, in time order.
 
         Raises:
-            Failed: it did not end as it should.
+            RequestFailed: it did not complete.
         """
 
 
 @dataclass
 class ClientTimes:
-    """One request as its client saw it; monotonic nanoseconds, None for what never came.
+    """One request as its client observed it.
+
+    Times are monotonic nanoseconds, None for events that never came.
 
     Attributes:
-        sent_ns: also when it was refused instead.
+        sent_ns: also the time of a refusal.
         sent_at_unix_ns: `sent_ns` on the wall clock, to compare with other machines' logs.
-        tokens: as counted from the deliveries.
+        tokens: tokens counted from the deliveries.
         repeated_share: see `PlannedRequest`.
-        tbt_ns: between deliveries of tokens.
-        error: the failure's kind.
-        detail: the failure's own words.
+        tbt_ns: gaps between deliveries of tokens.
+        error: kind of the failure.
+        detail: message of the failure.
     """
 
     name: str
@@ -93,7 +95,7 @@ class ClientTimes:
     detail: str = ""
 
     def take(self, delivery: ReceivedTokens) -> None:
-        """Note a delivery."""
+        """Record a delivery."""
         usage = delivery.usage
         if usage is not None:
             self.prompt_tokens = usage.prompt_tokens
@@ -108,7 +110,7 @@ class ClientTimes:
             self.last_token_ns = delivery.at_ns
 
     def fail(self, outcome: Outcome, error: str, detail: str = "") -> None:
-        """Note that it will not finish."""
+        """Record a failure."""
         self.outcome, self.error, self.detail = outcome, error, detail
 
     def to_json(self) -> bytes:
@@ -117,10 +119,10 @@ class ClientTimes:
 
 
 class OpenLoop:
-    """Drives a client with a stream of asks.
+    """Driver of a client with a stream of planned requests.
 
     Attributes:
-        num_scheduled: requests whose time has come.
+        num_scheduled: requests whose time has passed.
     """
 
     def __init__(
@@ -131,14 +133,14 @@ class OpenLoop:
         *,
         most_open: int | None = None,
     ) -> None:
-        """Take the client and the stream.
+        """Keep the client and the stream.
 
         Args:
-            client: reaches the server.
-            asks: in the order of their time.
-            tell: is given each request as it ends.
-            most_open: requests under way at which the next is refused, not delayed: a delay
-                would close the loop.
+            client: client of the server.
+            asks: planned requests in time order.
+            tell: callback for each request as it ends.
+            most_open: maximum number of open requests; further ones are refused, not delayed: a
+                delay would close the loop.
         """
         self._client = client
         self._asks = asks
@@ -151,11 +153,11 @@ class OpenLoop:
 
     @property
     def num_open(self) -> int:
-        """How many requests are under way."""
+        """Return the number of open requests."""
         return len(self._tasks)
 
     async def run(self, duration_s: float | None) -> None:
-        """Send for this long (None: until stopped), then wait for what is under way."""
+        """Send for this long (None: until stopped), then wait for the open requests."""
         began_ns = time.monotonic_ns()
         for ask in self._asks:
             if duration_s is not None and ask.at_s > duration_s:
@@ -170,19 +172,19 @@ class OpenLoop:
             await asyncio.wait(self._tasks)
 
     def stop(self) -> None:
-        """Send no more; `run` goes on to wait for what is under way."""
+        """Stop sending; `run` then waits for the open requests."""
         self._is_stopped = True
         if self._alarm is not None:
             _ring(self._alarm)
 
     def abandon(self) -> None:
-        """Give up what is under way."""
+        """Cancel the open requests."""
         self.stop()
         for task in self._tasks:
             task.cancel()
 
     async def _until(self, at_ns: int) -> None:
-        """Wait for a time, or for the stop. Late or not, the others in this loop get a turn."""
+        """Wait for a time, or for the stop; always yield to the event loop."""
         loop = asyncio.get_running_loop()
         self._alarm = alarm = loop.create_future()
         wait_ns = max(0, at_ns - time.monotonic_ns())
@@ -223,7 +225,7 @@ class OpenLoop:
             times.fail("error", type(error).__name__, str(error))
 
     def _end(self, task: asyncio.Task[None], times: ClientTimes) -> None:
-        """Account for a request, also one that was cancelled before its task had begun."""
+        """Report an ended request, also one cancelled before its task began."""
         self._tasks.discard(task)
         if task.cancelled():
             times.fail("abandoned", "abandoned")

@@ -1,8 +1,7 @@
-"""What a load will be, decided before anything is sent.
+"""Plan of a load, determined before anything is sent.
 
-Arrivals, lengths, prompts and sampling seeds are drawn from streams of their own, all made of one
-seed: other lengths leave the arrivals where they were, and nothing that a server does can change
-what it is asked next.
+Arrivals, lengths, prompts and sampling seeds are drawn from separate streams of one seed: other
+lengths do not change the arrivals, and the server cannot influence later requests.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from inferscope.load.prompts import WordPrompts
 from inferscope.load.workload import KindPrompts, PlannedRequest, Sections, draw_kind
 
 Composer: TypeAlias = Callable[[], tuple[str, str, int, Sections]]
-"""Returns kind, prompt, most tokens and the prompt's sections of the next request."""
+"""Function that returns kind, prompt, maximum tokens and sections of the next request."""
 
 MIX = "mix"
 _MOST_COMPARED = 10_000
-"""Requests whose prompts are compared with earlier ones; some 200 bytes are kept of each."""
+"""Maximum number of requests whose prompts are compared; each takes about 200 bytes."""
 
 
 def stream(seed: int, purpose: str) -> Random:
-    """Return the random numbers for one purpose; seeded with text, the same on every machine."""
+    """Return the random stream of one purpose; seeded with text, the same on every machine."""
     return Random(f"{seed}/{purpose}")
 
 
 def of_kind(seed: int, kind: str) -> Composer:
-    """Compose requests of one of the workload's kinds, or of their mix."""
+    """Return a composer of one of the workload's kinds, or of their mix."""
     kinds = stream(seed, "kinds")
     prompts = KindPrompts(stream(seed, "prompts"))
 
@@ -42,7 +41,7 @@ def of_kind(seed: int, kind: str) -> Composer:
 
 
 def of_lengths(seed: int, words: WordPrompts, *, prompt: Lengths, output: Lengths) -> Composer:
-    """Compose requests of given lengths."""
+    """Return a composer of requests of given lengths."""
     lengths = stream(seed, "lengths")
 
     def compose() -> tuple[str, str, int, Sections]:
@@ -61,7 +60,7 @@ def plan(
     run: str = "load",
     is_traced: bool = False,
 ) -> Iterator[PlannedRequest]:
-    """Yield what will be asked, in the order of time; names begin with the run's."""
+    """Yield the planned requests in time order; their names begin with the run's."""
     seeds, traces = stream(seed, "sampling"), stream(seed, "traces")
     prefixes = _Prefixes()
     for number, at_s in enumerate(arrivals):
@@ -83,13 +82,13 @@ def plan(
 
 
 class _Prefixes:
-    """The beginnings of a load's prompts, up to the end of each section."""
+    """Prefixes of a load's prompts, up to the end of each section."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def repeated_share(self, prompt: str, sections: Sections) -> float:
-        """Return the part of a prompt that an earlier one begins with, and keep its beginnings."""
+        """Return the share of a prompt that repeats an earlier prefix, and store its prefixes."""
         ends = list(accumulate(num_characters for _, num_characters in sections))
         found = {end: hash(prompt[:end]) for end in ends}
         repeated = max((end for end in ends if found[end] in self._seen), default=0)
@@ -98,7 +97,7 @@ class _Prefixes:
 
 
 def _traceparent(random: Random) -> str:
-    """Draw a W3C trace context, sampled, whose parent span is the client's; ids are never 0."""
+    """Return a random W3C trace context, sampled, with the client's span as parent; no ID is 0."""
     trace_id = random.randrange(1, 1 << 128)
     span_id = random.randrange(1, 1 << 64)
     return f"00-{trace_id:032x}-{span_id:016x}-01"

@@ -1,9 +1,8 @@
-"""Prompts of about so many tokens, made of plain words.
+"""Prompts of about a given number of tokens, made of plain words.
 
-The words are short and common: with a space before it each is one token of every large vocabulary,
-so that a count of words is a fair guess where the server cannot be asked. Text that several
-requests are to share comes first, and right behind it words that no other request has: a prefix
-cache finds what was meant to be found and nothing else.
+The words are short and common: each with its leading space is one token of every large vocabulary,
+so that the word count is a fair estimate if the server cannot be asked. Shared text comes first,
+directly followed by words unique to the request: a prefix cache finds exactly the shared text.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ mountain cut young talk soon list song being leave family body music color stand
 WORDS = tuple(_TEXT.split())
 _STREAM_WORDS = 1 << 14
 _UNIQUE_WORDS = 6
-"""Of 243 words: among a million requests it is unlikely that any two begin alike."""
+"""Number of words, out of 243: two of a million requests are unlikely to begin alike."""
 
 
 class WordPrompts:
-    """Makes prompts of a length, some of which begin alike.
+    """Generator of prompts of a given length, some with a shared prefix.
 
     Attributes:
-        tokens_per_word: how many tokens a word is taken for.
+        tokens_per_word: assumed tokens of a word.
     """
 
     def __init__(
@@ -53,25 +52,25 @@ class WordPrompts:
         """Draw the text that prompts are cut from.
 
         Args:
-            random: decides everything.
-            tokens_per_word: of the server's tokenizer.
-            template_tokens: what the server's chat template adds to each prompt.
-            shared_tokens: length of the common prefix, on top of a prompt's own length.
-            share: of the requests that begin with it, 0..1.
+            random: source of all choices.
+            tokens_per_word: mean tokens of a word, of the server's tokenizer.
+            template_tokens: tokens that the server's chat template adds to each prompt.
+            shared_tokens: length of the common prefix, in addition to a prompt's own length.
+            share: share of requests with that prefix, 0..1.
         """
         self._random = random
         self.tokens_per_word = tokens_per_word
         self._template_tokens = template_tokens
         self._share = share
         self._stream = random.choices(WORDS, k=_STREAM_WORDS)
-        # How many draws the prefix takes depends on the tokenizer; what follows must not.
+        # The number of draws for the prefix depends on the tokenizer; later draws must not.
         prefix_random = Random(random.getrandbits(64))
         self._shared = prefix_random.choices(WORDS, k=self._num_words(shared_tokens))
 
     def prompt(self, num_tokens: int) -> tuple[str, Sections]:
-        """Return a prompt of about so many tokens, and what is what in it.
+        """Return a prompt of about this many tokens, and its sections.
 
-        If it is its turn it stands behind the shared prefix, which is the `system` of it.
+        A share of them follows the common prefix, their `system` section.
         """
         random = self._random
         shared = self._shared if random.random() < self._share else []

@@ -1,4 +1,4 @@
-"""Percentiles of durations in bounded memory, however long a load runs."""
+"""Percentiles of durations in bounded memory, for any length of load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PERCENTILES = (0.50, 0.95, 0.99)
 
 
 class LatencyQuantiles(msgspec.Struct, frozen=True):
-    """Some percentiles of a duration; None where there was nothing to measure."""
+    """Percentiles of a duration; None without measurements."""
 
     num: int
     """Number of durations."""
@@ -28,14 +28,14 @@ class LatencyQuantiles(msgspec.Struct, frozen=True):
 
 
 class LatencySamples:
-    """Durations in logarithmic bins of 1 %.
+    """Histogram of durations in logarithmic bins of 1 %.
 
-    Percentiles are off by 0.5 % at most; the maximum is exact, and none is above it. What is
-    shorter than a microsecond counts as one.
+    Percentiles are off by at most 0.5 %; the maximum is exact, and none is above it. Durations
+    below a microsecond count as one.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self._bins: Counter[int] = Counter()
         self.num = 0
         self.max_ns = 0
@@ -47,7 +47,7 @@ class LatencySamples:
         self.max_ns = max(self.max_ns, duration_ns)
 
     def at(self, share: float) -> float | None:
-        """Return the duration, in nanoseconds, that this share of all does not exceed."""
+        """Return the duration in ns that this share of all does not exceed."""
         if not self.num:
             return None
         rank = math.ceil(share * self.num)
@@ -58,7 +58,7 @@ class LatencySamples:
         return min(math.exp(bin_idx / _BINS_PER_E), float(self.max_ns))
 
     def quantiles(self) -> LatencyQuantiles:
-        """Return what is printed of them."""
+        """Return the printed percentiles."""
         p50_ns, p95_ns, p99_ns = (
             None if (found_ns := self.at(share)) is None else round(found_ns)
             for share in _PERCENTILES

@@ -1,4 +1,4 @@
-"""A load's summary as text and as JSON, and the one line that is shown while it runs."""
+"""Summary of a load as text and as JSON, and the live status line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def summary_text(summary: LoadSummary) -> str:
     ]
     if summary.was_seen_before:
         lines.append(
-            f"THE SERVER HAD SEEN THESE PROMPTS: {summary.seen_before_share:.0%} of the prompt "
+            f"THE SERVER HAD CACHED THESE PROMPTS: {summary.seen_before_share:.0%} of the prompt "
             "tokens that this load sends once came from the server's prefix cache, and TTFT is "
             "that of repeated prompts. An earlier load had the same seed: leave --seed out, or "
             "restart the server."
@@ -67,7 +67,7 @@ def summary_text(summary: LoadSummary) -> str:
 
 
 def live_line(tally: LoadStats, *, elapsed_s: float, num_scheduled: int, num_open: int) -> str:
-    """Return one line about a load under way, at most 79 cells wide: the last parts give way."""
+    """Return the status line of a running load, at most 79 cells wide: the last parts go first."""
     line = f"{elapsed_s:.1f} s"
     for part in (
         f"sent {num_scheduled}",
@@ -110,8 +110,8 @@ def _lateness(summary: LoadSummary) -> str:
     if summary.fell_behind:
         return (
             f"THE GENERATOR FELL BEHIND: {numbers} (bound: {LATE_P99_MS:.0f} ms at p99). "
-            "The load was not quite the one asked for: this machine was busy, or the rate is too "
-            "high for one process. Give it a core of its own, or share the rate between processes."
+            "The load deviated from the plan: this machine was busy, or the rate is too "
+            "high for one process. Give it a dedicated core, or split the rate between processes."
         )
     return f"The generator kept up: {numbers}."
 

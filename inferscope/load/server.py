@@ -1,4 +1,4 @@
-"""What a server says of itself before the load begins: its model, and how it counts words."""
+"""Server properties queried before the load: its model, and its tokens per word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inferscope.load.prompts import WORDS
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10)
 _COUNTING = ("vllm", "sglang", "inferscope")
-"""Servers that give the number of tokens with every chunk, by the `owned_by` of their models."""
+"""Servers that send a token count with every chunk, by the `owned_by` of their models."""
 ASSUMED_TOKENS_PER_WORD = 1.0
 
 
@@ -49,10 +49,10 @@ class _Tokens(msgspec.Struct):
 async def find_model(
     session: aiohttp.ClientSession, url: str, model: str | None
 ) -> tuple[str, bool]:
-    """Return the model to ask for, and whether the server counts tokens in every chunk.
+    """Return the model to request, and whether the server counts tokens in every chunk.
 
     Raises:
-        NotFound: nobody answers at this address.
+        NotFound: no server responds at this address.
         BadInput: no model was given and the server names none.
     """
     try:
@@ -81,9 +81,9 @@ async def find_model(
 async def measure_tokens_per_word(
     session: aiohttp.ClientSession, url: str, *, model: str, endpoint: Endpoint
 ) -> TokenizerRatio:
-    """Ask the server's tokenizer about the prompts' words, if it can be asked."""
+    """Return the tokens of the prompts' words, by the server's tokenizer if it can be queried."""
     text = " ".join(WORDS)
-    # One body for all: llama-server reads `content`, the others `prompt`.
+    # One body for all servers: llama-server reads `content`, the others `prompt`.
     plain = await _count(session, url, {"model": model, "prompt": text, "content": text})
     if not plain:
         return TokenizerRatio(ASSUMED_TOKENS_PER_WORD, 0, is_measured=False)
@@ -107,18 +107,18 @@ async def _count(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
 
 
 def server_url(text: str) -> str:
-    """Return a server's address as requests begin with it: no slash and no /v1 at its end.
+    """Return a server's base URL, without a trailing slash or /v1.
 
     Raises:
-        BadInput: it is no address of a server.
+        BadInput: it is not a server's address.
     """
     parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
         is_fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         is_fine = False
     if not is_fine or parts.query or parts.fragment:
-        raise BadInput(f"{text!r} is no server's URL. Give one like http://127.0.0.1:8000.")
+        raise BadInput(f"{text!r} is not a server URL. Give one like http://127.0.0.1:8000.")
     if "@" in parts.netloc:
         raise BadInput(
             "the URL carries a password, which would be shown. "

@@ -1,9 +1,9 @@
-"""Server-sent events out of a stream of bytes, wherever the network cut it.
+"""Parser of server-sent events from a byte stream, split at any place.
 
 The grammar is the WHATWG's (HTML standard, "Server-sent events"): lines end with CR LF, LF or CR, a
 blank line ends an event, `data` lines of one event are joined by LF, a comment begins with a colon.
-Only ASCII bytes separate anything, so a character cut in two needs no care: the payload is decoded
-by whoever reads it, when it is whole.
+Only ASCII bytes are separators, so a character cut in two is harmless: the complete payload is
+decoded later.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ _MOST_BYTES = 16 << 20
 
 
 class EndlessEvent(Exception):
-    """A line, or an event, grew beyond what a server of tokens would ever send."""
+    """A line or event that exceeds the maximum size."""
 
 
 class SseParser:
-    """Turns chunks of bytes into the payloads of whole events.
+    """Parser from chunks of bytes to the payloads of whole events.
 
-    Work is linear in the bytes fed, also when they come one at a time.
+    Work is linear in the bytes fed, even one at a time.
     """
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
-        """Begin a stream.
+        """Start a stream.
 
         Args:
-            most_bytes: of one event; more is an error and not a reason to hoard memory.
+            most_bytes: maximum size of one event; more is an error, to bound memory.
         """
         self._most_bytes = most_bytes
-        self._line: list[bytes] = []  # pieces of the line that has no end yet
-        self._data: list[bytes] = []  # `data` lines of the event that has no end yet
+        self._line: list[bytes] = []  # parts of the unfinished line
+        self._data: list[bytes] = []  # `data` lines of the unfinished event
         self._line_bytes = 0
         self._data_bytes = 0
         self._is_first_line = True
-        self._skips_lf = False  # the last chunk ended in CR: an LF that follows belongs to it
+        self._skips_lf = False  # the last chunk ended in CR: a following LF belongs to it
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take a chunk; return the data of the events that it completed.
+        """Parse a chunk; return the data of the events that it completes.
 
         Raises:
             EndlessEvent: an event is too long.
@@ -48,7 +48,7 @@ class SseParser:
         if b"\n" in chunk or b"\r" in chunk:
             self._line.append(chunk)
             text = b"".join(self._line)
-            lines = text.splitlines()  # of bytes: at CR LF, LF and CR only, as the grammar has it
+            lines = text.splitlines()  # of bytes: at CR LF, LF and CR only, as in the grammar
             self._skips_lf = text.endswith(b"\r")
             has_tail = not text.endswith((b"\n", b"\r"))
             self._line = [lines.pop()] if has_tail else []
@@ -63,7 +63,7 @@ class SseParser:
         return events
 
     def _events(self, lines: list[bytes]) -> list[bytes]:
-        """Take whole lines; return the data of the events that they end."""
+        """Parse whole lines; return the data of the events that they complete."""
         events = []
         for line in lines:
             if self._is_first_line:

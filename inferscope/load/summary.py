@@ -1,7 +1,7 @@
-"""What a load came to: how many, how fast, what failed, and whether the generator kept up.
+"""Summary of a load: counts, rates, failures, and the generator's own lateness.
 
-Latencies are those of requests that finished, from the moment each was sent; that moment minus the
-scheduled one is the generator's own lateness, told apart because it is not the server's.
+Latencies are those of finished requests, from their sending. Sending time minus scheduled time is
+the generator's lateness, reported separately because it is not the server's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from inferscope.load.open_loop import ClientTimes
 from inferscope.load.quantiles import LatencyQuantiles, LatencySamples
 
 LATE_P99_MS = 5.0
-"""Beyond this the generator's clock is no longer that of the requests it was asked to make."""
+"""Lateness in ms beyond which the load deviates from its plan."""
 SEEN_BEFORE_SHARE = 0.5
-"""A chat template alone, which all prompts share, is a third of the shortest prompts at most."""
+"""Minimum cached share; a chat template alone is at most a third of the shortest prompts."""
 _MOST_REPEATED_SHARE = 0.5
 
 
@@ -71,16 +71,16 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadStats:
-    """Adds requests up as they end.
+    """Statistics of requests as they end.
 
     Attributes:
-        num_finished: how many did.
-        ttft: of those.
-        late: sent minus scheduled, of all that were sent.
+        num_finished: finished requests.
+        ttft: TTFT of those.
+        late: sent minus scheduled, of all requests sent.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start empty."""
         self.num_finished = 0
         self.ttft, self.late = LatencySamples(), LatencySamples()
         self._tbt, self._e2e = LatencySamples(), LatencySamples()
@@ -98,11 +98,11 @@ class LoadStats:
 
     @property
     def num_failed(self) -> int:
-        """How many requests failed."""
+        """Return the number of failed requests."""
         return self._failed.total()
 
     def add(self, times: ClientTimes) -> None:
-        """Count a request that ended."""
+        """Count an ended request."""
         self._first_ns = min(self._first_ns or times.scheduled_ns, times.scheduled_ns)
         self._last_ns = max(self._last_ns, times.ended_ns or times.sent_ns)
         self.late.add(max(0, times.sent_ns - times.scheduled_ns))
@@ -133,13 +133,13 @@ class LoadStats:
 
     def _add_cached(self, prompt: int, cached: int, repeated_share: float | None) -> None:
         self._cacheable_tokens += prompt
-        # Characters are no tokens: of a prompt that is mostly repeated the rest is not known well.
+        # Characters are not tokens: for a mostly repeated prompt the rest is not known well.
         if repeated_share is not None and repeated_share <= _MOST_REPEATED_SHARE:
             self._new_tokens += prompt * (1 - repeated_share)
             self._known_tokens += cached - prompt * repeated_share
 
     def summary(self) -> LoadSummary:
-        """Return what it came to."""
+        """Return the summary."""
         span_ns = max(0, self._last_ns - (self._first_ns or self._last_ns))
         late = self.late.quantiles()
         seen_before = _share(max(0.0, self._known_tokens), self._new_tokens)

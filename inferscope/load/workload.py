@@ -1,13 +1,13 @@
-"""What is asked: a seeded stream of prompts, in the three shapes that real traffic has.
+"""Workload: a seeded stream of prompts in the three shapes of real traffic.
 
-    chat   short question, medium answer
-    rag    long prompt of documents nobody asked before, short answer
-    agent  turns of a conversation that grows behind a shared system prompt
+    chat   short question, medium response
+    rag    long prompt of new documents, short response
+    agent  turns of a growing conversation with a shared system prompt
 
 `Workload` is the demo's: arrivals are Poisson, and every few seconds a burst of chats with long
-answers comes at once, as when a batch job starts: their caches grow together until the pool is full
-and somebody is preempted. The words come from InferScope's own source, so that the same seed asks
-the same things everywhere.
+responses arrives at once, as when a batch job starts: their KV caches grow until the pool is full
+and a request is preempted. The words come from InferScope's own source, so that the same seed gives
+the same requests everywhere.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Sections: TypeAlias = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One request to make.
+    """One request to send.
 
     Attributes:
-        at_s: when, in seconds after the load began.
-        name: the client's own id for it.
+        at_s: time in seconds after the start of the load.
+        name: the client's own ID.
         kind: chat, rag or agent.
-        prompt: the text.
-        max_tokens: of the answer.
-        seed: of the sampling.
-        traceparent: the W3C trace context to send along, if any.
-        sections: of the prompt, all of it: what each is, and how many characters.
-        repeated_share: part of the prompt's characters that an earlier request of the same load
-            begins with, 0..1; None where that is not known.
+        prompt: text of the prompt.
+        max_tokens: maximum tokens of the response.
+        seed: sampling seed.
+        traceparent: W3C trace context to send, if any.
+        sections: all sections of the prompt: name and number of characters.
+        repeated_share: share of the prompt's characters that repeats an earlier prefix of the
+            load, 0..1; None if unknown.
     """
 
     at_s: float
@@ -59,10 +59,10 @@ _BURST = 8
 
 
 class KindPrompts:
-    """Composes prompts of the three kinds, and says how long their answers may be."""
+    """Composer of prompts of the three kinds, with the maximum lengths of their responses."""
 
     def __init__(self, draw: Random, *, scale: float = 1.0) -> None:
-        """Take what decides everything, and a factor for all prompt lengths."""
+        """Keep the random source, and a factor for all prompt lengths."""
         self._random = draw
         self._scale = scale
         self._texts = _corpus()
@@ -70,7 +70,7 @@ class KindPrompts:
         self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
 
     def compose(self, kind: str) -> tuple[str, int, Sections]:
-        """Return a prompt of the kind, the most tokens of its answer, and what is what in it."""
+        """Return a prompt of the kind, the maximum tokens of its response, and its sections."""
         draw = self._random
         if kind == "chat":
             question = self._excerpt(draw.randint(60, 400))
@@ -87,7 +87,7 @@ class KindPrompts:
         turn = before + self._excerpt(draw.randint(80, 240))
         system, history = len(self._system), len(before) - len(self._system)
         sections = (("system", system), ("history", history), ("user", len(turn) - len(before)))
-        # The conversation starts anew before it outgrows the model.
+        # The conversation restarts before it outgrows the model.
         self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
         return turn, draw.randint(16, 64), sections
 
@@ -101,12 +101,12 @@ class KindPrompts:
 
 
 def draw_kind(draw: Random) -> str:
-    """Draw a kind by its share of the mix."""
+    """Return a random kind by its share of the mix."""
     return draw.choices(KINDS, _SHARES)[0]
 
 
 class Workload:
-    """A seeded stream of asks with Poisson arrivals."""
+    """Seeded stream of planned requests with Poisson arrivals."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class Workload:
         Args:
             seed: the same seed gives the same stream.
             rate_s: mean arrivals per second.
-            scale: multiplies all prompt lengths.
-            pace: factor of the rate from the present request to the next one.
+            scale: factor of all prompt lengths.
+            pace: factor of the rate from the current request to the next.
         """
         self._random = Random(seed)
         self._rate_s = rate_s
@@ -130,7 +130,7 @@ class Workload:
         self._prompts = KindPrompts(self._random, scale=scale)
 
     def asks(self) -> Iterator[PlannedRequest]:
-        """Yield asks for ever, in the order of their time."""
+        """Yield planned requests without end, in time order."""
         at_s = before_s = 0.0
         for number, (planned_s, kind, is_burst) in enumerate(self._arrivals()):
             at_s += (planned_s - before_s) / self._pace()
@@ -145,7 +145,7 @@ class Workload:
     def _arrivals(self) -> Iterator[tuple[float, str, bool]]:
         """Yield times, kinds, and whether it is a burst's; bursts are part of the mean rate."""
         draw = self._random
-        # At most half of all requests come in bursts: a slower stream has them further apart.
+        # At most half of all requests are in bursts: a slower stream spaces them further.
         between_s = max(_BURST_S, 2 * _BURST / self._rate_s)
         steady_s = self._rate_s - _BURST / between_s
         at_s = 0.0

@@ -1,1 +1,1 @@
-"""A server's /metrics page, read over HTTP: totals and gauges of a server that is not observed."""
+"""A server's /metrics page over HTTP: totals and gauges of a server that is not observed."""

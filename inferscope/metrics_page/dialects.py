@@ -1,7 +1,7 @@
-"""What servers call their metrics: one table per server, our words on the left.
+"""Metric names of each server: one table per server, our names on the left.
 
-Where a server has changed a name, all of them stand there, the newest first. What is not in a
-table the server does not say, and the screen shows `-`.
+If a server has renamed a metric, all names are listed, the newest first. A value that is not in a
+table is not available, and the screen shows `-`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Name:
 
 @dataclass(frozen=True)
 class Dialect:
-    """A server's names.
+    """Metric names of one server.
 
     Attributes:
-        server: what it is called.
-        prefix: of all its metrics.
+        server: name of the server software.
+        prefix: prefix of all its metrics.
         gauges: running, waiting, kv_share and cached_share (both 0..1).
-        counters: finished (refusals left out), prompt_tokens, cached_tokens, generated_tokens,
+        counters: finished (rejections left out), prompt_tokens, cached_tokens, generated_tokens,
             preemptions.
-        includes_cached: prompt tokens found in the cache count as prompt tokens too.
+        includes_cached: whether prompt tokens include cached ones.
         histograms: ttft, tbt, e2e, queue; in seconds.
-        model_label: names the model.
+        model_label: label with the model's name.
     """
 
     server: str
@@ -116,7 +116,7 @@ _TGI = Dialect(
     _names("tgi_", running="batch_current_size", waiting="queue_size"),
     _names(
         "tgi_",
-        # It writes the name bare; Prometheus' library puts what it thinks is missing behind it.
+        # It writes the bare name; Prometheus' library appends the suffix it expects.
         finished=("request_success_total", "request_success"),
         prompt_tokens="request_input_length_sum",
         generated_tokens="request_generated_tokens_sum",
@@ -204,21 +204,21 @@ _COLLECT = Dialect(
 )
 
 DIALECTS = (_VLLM, _SGLANG, _TGI, _LLAMA_SERVER, _SERVE, _COLLECT)
-"""The first whose prefix fits counts: `serve`'s begins with `collect`'s."""
+"""Dialects; the first matching prefix counts: `serve`'s begins with `collect`'s."""
 
 
 def dialect_of(page: MetricsPage) -> Dialect:
-    """Return the dialect that a page is written in.
+    """Return the dialect of a page.
 
     Raises:
-        NotFound: no server that is known writes like that.
+        NotFound: no known server has these metrics.
     """
     for dialect in DIALECTS:
         if any(sample.name.startswith(dialect.prefix) for sample in page.samples):
             return dialect
     known = ", ".join(dialect.server for dialect in DIALECTS)
     raise NotFound(
-        f"{page.url} is the page of no server known here ({known}); "
+        f"{page.url} does not match a known server ({known}); "
         f"its metrics are {_some_names(sample.name for sample in page.samples)}."
     )
 

@@ -1,9 +1,9 @@
-"""Getting a page, and the samples that it holds.
+"""HTTP fetch of a page, and its samples.
 
-    fetch(url) ─► bytes ─► samples ─► Page        a sample is a name, labels and a number
+    fetch(url) ─► bytes ─► samples ─► MetricsPage        a sample is a name, labels and a number
 
-The exposition format is read by Prometheus' own client library (the extra `prometheus`). A page
-may be anybody's: all of it must come, and be read, in bounded time; a redirect is not followed.
+Prometheus' own client library (the extra `prometheus`) parses the exposition format. A page is
+untrusted: it must arrive and be parsed in bounded time; redirects are not followed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from inferscope.errors import BadInput, NotFound
 from inferscope.foreign import printable, without_secrets
 
 TIMEOUT_S = 5.0
-"""Maximum time for a page to come, from the connection to its last byte."""
+"""Maximum seconds for a page to arrive, from the connection to its last byte."""
 PARSE_S = 5.0
-"""Maximum time for a page to be read."""
+"""Maximum seconds to parse a page."""
 _MOST_BYTES = 16 << 20
 _LONGEST_LINE = 16 << 10
-"""Longer lines are left out: the library needs time by the square of their length."""
+"""Maximum length of a line in bytes; the library's time is quadratic in it."""
 _PATH = "/metrics"
 
 
@@ -45,21 +45,21 @@ class PageSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class MetricsPage(msgspec.Struct, frozen=True):
-    """A page as it was at one time."""
+    """A page at one time."""
 
     url: str
-    """To be shown: without credentials."""
+    """URL to display, without credentials."""
     read_ns: int
-    """By the monotonic clock, halfway between question and answer."""
+    """Monotonic time, halfway between request and response."""
     real_ns: int
     samples: tuple[PageSample, ...]
 
 
 def page_url(target: str) -> str:
-    """Return the address of a server's page: `/metrics`, unless the target names a path.
+    """Return the address of a server's page: `/metrics`, unless the target has a path.
 
     Raises:
-        BadInput: it is no address of a server.
+        BadInput: it is not a server's address.
     """
     try:
         parts = urlsplit(target)
@@ -68,7 +68,7 @@ def page_url(target: str) -> str:
         has_server = False
     if not has_server or parts.scheme not in ("http", "https"):
         raise BadInput(
-            f"{printable(without_secrets(target))} is no server's address. "
+            f"{printable(without_secrets(target))} is not a server address. "
             "Give one like http://localhost:8000."
         )
     path = parts.path if parts.path.strip("/") else _PATH
@@ -76,10 +76,10 @@ def page_url(target: str) -> str:
 
 
 def fetch(url: str, *, timeout_s: float = TIMEOUT_S) -> MetricsPage:
-    """Read a page.
+    """Fetch a page.
 
     Raises:
-        NotFound: nobody answers there, or with something else than a page of metrics.
+        NotFound: no server responds, or the response is not a metrics page.
     """
     asked_ns = time.monotonic_ns()
     shown = printable(without_secrets(url))
@@ -89,7 +89,7 @@ def fetch(url: str, *, timeout_s: float = TIMEOUT_S) -> MetricsPage:
 
 
 class _DeadlineConnection:
-    """A socket as `http.client` uses one, with one deadline for all that is received."""
+    """Socket for `http.client` with one deadline for all received bytes."""
 
     def __init__(self, connection: socket.socket, deadline_s: float) -> None:
         self._connection = connection
@@ -98,14 +98,14 @@ class _DeadlineConnection:
         self.close = connection.close
 
     def makefile(self, mode: str) -> IO[bytes]:
-        """Return what the answer is read from."""
+        """Return the stream of the response."""
         return io.BufferedReader(DeadlineReader(self._connection, self._deadline_s))
 
 
 def _connected(parts: SplitResult, deadline_s: float) -> http.client.HTTPConnection:
     """Connect to a server.
 
-    No proxy from the environment: what is asked for is nearly always on this host.
+    The environment's proxy is not used: the server is nearly always on this host.
 
     Raises:
         OSError: no server accepts the connection.
@@ -138,7 +138,7 @@ def _get(url: str, shown: str, timeout_s: float) -> bytes:
             if answer.status != HTTPStatus.OK:
                 raise NotFound(f"{shown} {_refusal(answer.status)}")
             content = answer.read(_MOST_BYTES + 1)
-    # A ValueError is of an address that cannot be asked for, such as one beyond ASCII.
+    # A ValueError means an address that cannot be requested, such as one beyond ASCII.
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = "timed out" if isinstance(error, TimeoutError) else printable(str(error))
         raise NotFound(f"{shown} cannot be reached ({reason}). Is the server up?") from None
@@ -146,12 +146,12 @@ def _get(url: str, shown: str, timeout_s: float) -> bytes:
         if connection is not None:
             connection.close()
     if len(content) > _MOST_BYTES:
-        raise NotFound(f"{shown} is no page of metrics: it is larger than {_MOST_BYTES >> 20} MB.")
+        raise NotFound(f"{shown} is not a metrics page: it is larger than {_MOST_BYTES >> 20} MB.")
     return content
 
 
 def _refusal(status: int) -> str:
-    """Return what a status means; the phrase in the answer may hold anything."""
+    """Return the meaning of a status; the phrase in the response is untrusted."""
     try:
         phrase = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
@@ -159,7 +159,7 @@ def _refusal(status: int) -> str:
     if 300 <= status < 400:
         return f"answers {phrase}: redirects are not followed. Give the address of the page itself."
     return (
-        f"answers {phrase}: there is no page of metrics. "
+        f"answers {phrase}: it has no metrics page. "
         "SGLang serves one with --enable-metrics, llama-server with --metrics."
     )
 
@@ -172,22 +172,22 @@ def _samples(shown: str, content: bytes) -> tuple[PageSample, ...]:
             for family in text_fd_to_metric_families(lines)  # type: ignore[arg-type]  # any lines
             for sample in family.samples
         )
-    # The library means to raise ValueError alone; of a broken line it may also trip over.
+    # The library should raise only ValueError, but fails otherwise on some broken lines.
     except (ValueError, LookupError, ArithmeticError, TypeError, AttributeError):
         samples = ()
     if not samples:
-        raise NotFound(f"{shown} is no page of metrics. Name its path, or another port.")
+        raise NotFound(f"{shown} is not a metrics page. Name its path, or another port.")
     return samples
 
 
 def _lines(shown: str, text: str, deadline_s: float) -> Iterator[str]:
-    """Yield the lines of a page while there is time.
+    """Yield the lines of a page until the deadline.
 
     Raises:
-        NotFound: there is none left.
+        NotFound: the deadline has passed.
     """
     for line in text.split("\n"):
         if time.monotonic() > deadline_s:
-            raise NotFound(f"{shown} is no page of metrics: reading it takes over {PARSE_S:g} s.")
+            raise NotFound(f"{shown} is not a metrics page: reading it takes over {PARSE_S:g} s.")
         if len(line) <= _LONGEST_LINE:
             yield line

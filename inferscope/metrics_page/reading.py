@@ -1,4 +1,4 @@
-"""A page's numbers in our words, and what two pages of one server say about the time between."""
+"""Values of a page in our names, and differences between two pages of one server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from inferscope.metrics_page.dialects import Dialect, Name
 from inferscope.metrics_page.fetch import MetricsPage, PageSample
 
 _SHARES = ("kv_share",)
-"""Gauges of which replicas give the mean; all others add up."""
+"""Gauges averaged over replicas; all others are summed."""
 _LARGEST = 1e15
-"""Larger numbers are no counts, and no seconds: a million tokens a second for thirty years."""
+"""Maximum of a plausible count or time: a million tokens a second for thirty years."""
 _MOST_MODELS = 8
 
 _Where: TypeAlias = Literal["below", "within", "beyond"]
-"""Where a quantile is: in the first bucket, between two bounds, beyond the last bound."""
+"""Position of a quantile: in the first bucket, between two bounds, beyond the last bound."""
 
 
 class PageHistogram(msgspec.Struct, frozen=True):
@@ -31,12 +31,12 @@ class PageHistogram(msgspec.Struct, frozen=True):
 
     @property
     def num(self) -> float:
-        """Observations."""
+        """Return the number of observations."""
         return self.counts[-1] if self.counts else 0.0
 
 
 class PageReading(msgspec.Struct, frozen=True):
-    """What a page says; a word that it has no number for is absent."""
+    """Values of a page; unavailable ones are absent."""
 
     server: str
     models: tuple[str, ...]
@@ -71,7 +71,7 @@ class BucketQuantiles(msgspec.Struct, frozen=True):
 
 
 def read(page: MetricsPage, dialect: Dialect) -> PageReading:
-    """Translate a page."""
+    """Return the values of a page."""
     by_name: dict[str, list[PageSample]] = {}
     for sample in page.samples:
         by_name.setdefault(sample.name, []).append(sample)
@@ -109,7 +109,7 @@ def read(page: MetricsPage, dialect: Dialect) -> PageReading:
 
 
 def has_restarted(before: PageReading, after: PageReading) -> bool:
-    """Tell whether a total has fallen: it is another server's, or the same one's second life."""
+    """Return whether a total has fallen: the server restarted, or it is another one."""
     totals = (before.counters, after.counters)
     nums = tuple({word: h.num for word, h in each.histograms.items()} for each in (before, after))
     return any(
@@ -118,7 +118,7 @@ def has_restarted(before: PageReading, after: PageReading) -> bool:
 
 
 def between(before: PageHistogram | None, after: PageHistogram) -> PageHistogram:
-    """Return what was observed from one page to the next."""
+    """Return the observations between two pages."""
     if before is None or before.bounds_s != after.bounds_s:
         return after
     counts = tuple(b - a for a, b in zip(before.counts, after.counts, strict=True))
@@ -126,10 +126,10 @@ def between(before: PageHistogram | None, after: PageHistogram) -> PageHistogram
 
 
 def quantiles(histogram: PageHistogram) -> BucketQuantiles | None:
-    """Return a histogram's quantiles, as PromQL's `histogram_quantile` does; None of nothing.
+    """Return a histogram's quantiles as PromQL's `histogram_quantile` does; None if it is empty.
 
-    PromQL interpolates in the first bucket too, from 0: a queue whose waits of 60 µs are all in a
-    first bucket of 300 ms would have a p50 of 150 ms. Here it is that bucket's bound, named so.
+    PromQL also interpolates in the first bucket, from 0: a queue with waits of 60 µs in a first
+    bucket of 300 ms would have a p50 of 150 ms. Here it is that bucket's bound, marked as such.
     """
     if round(histogram.num) < 1:  # a page may state 5e-324 observations: no mean is finite then
         return None
@@ -161,7 +161,7 @@ def _quantile(histogram: PageHistogram, q: float) -> tuple[float, _Where]:
 
 
 def _series(by_name: dict[str, list[PageSample]], names: Iterable[Name]) -> list[float]:
-    """Return the numbers of the first name that the page has."""
+    """Return the values of the first name that the page has."""
     for name in names:
         wanted, unwanted = name.labels, name.but
         numbers = [
@@ -182,7 +182,7 @@ def _is_usable(number: float) -> bool:
 
 
 def _bound_s(text: str) -> float:
-    """Return a bucket's bound, NaN for what is none."""
+    """Return a bucket's bound; NaN if it is invalid."""
     try:
         bound_s = float(text)
     except ValueError:
@@ -191,7 +191,7 @@ def _bound_s(text: str) -> float:
 
 
 def _histogram(by_name: dict[str, list[PageSample]], names: Iterable[Name]) -> PageHistogram | None:
-    """Add up the series of the first histogram that the page has, if all its numbers are usable."""
+    """Return the sum of the first histogram that the page has, if all its numbers are usable."""
     for name in names:
         by_bound: dict[float, float] = {}
         buckets = by_name.get(f"{name.name}_bucket", ())

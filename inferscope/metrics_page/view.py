@@ -1,4 +1,4 @@
-"""What is shown of a page: gauges of now, rates and quantiles of a window; no ledger."""
+"""View of a page: current gauges, rates and quantiles of a window; no ledger."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class PageView(Document, frozen=True, kw_only=True):
 
 
 class PageSource:
-    """Reads a server's page again and again, and keeps what it said for a while."""
+    """Source that polls a server's page and keeps its recent values."""
 
     def __init__(self, url: str) -> None:
-        """Take the address; the first `view` reads."""
+        """Keep the address; the first `view` fetches."""
         self.url = url
         self._dialect: Dialect | None = None
         self._readings: deque[PageReading] = deque(maxlen=_MOST_READINGS)
 
     def view(self, window_ns: int) -> PageView:
-        """Read the page and return what it says of the last `window_ns`.
+        """Fetch the page and return its view over the last `window_ns`.
 
         Raises:
-            NotFound: it cannot be read, or is no known server's.
+            NotFound: it cannot be fetched, or is not a known server's.
         """
         page = fetch(self.url)
         if self._dialect is None:
@@ -90,12 +90,12 @@ class PageSource:
         return make_view(page.url, self._dialect, self._readings, window_ns)
 
     def close(self) -> None:
-        """Forget what was read."""
+        """Drop the stored values."""
         self._readings.clear()
 
 
 def make_view(url: str, dialect: Dialect, readings: deque[PageReading], window_ns: int) -> PageView:
-    """Make a view of readings, the newest last: over the window, or as far back as they go."""
+    """Return a view of readings, the newest last: over the window, or as far back as they go."""
     now = readings[-1]
     then = next(each for each in readings if each.read_ns >= now.read_ns - window_ns)
     elapsed_ns = now.read_ns - then.read_ns

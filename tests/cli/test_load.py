@@ -222,7 +222,7 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
         (("127.0.0.1:9", "--prefix-share", "0.3"), "--shared-prefix"),
         (("127.0.0.1:9", "--shared-prefix", "30"), "--prompt-tokens"),
         (("127.0.0.1:9", "--prompt-tokens", "30", "--parts"), "--shared-prefix"),
-        (("127.0.0.1:9", "--prompt-tokens", "normal:x"), "'normal:x' is no token length"),
+        (("127.0.0.1:9", "--prompt-tokens", "normal:x"), "'normal:x' is not a token length"),
         (("127.0.0.1:9", "--requests", "1.5"), "'1.5' is not a whole number"),
         (("127.0.0.1:9", "--api-key-env", "NOT_SET_HERE"), "NOT_SET_HERE, which is not set"),
     ],

@@ -37,8 +37,8 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("http://", 2, "is no server's address"),
-        ("ftp://localhost:1", 2, "is no server's address"),
+        ("http://", 2, "is not a server address"),
+        ("ftp://localhost:1", 2, "is not a server address"),
         ("localhost:1", 1, "cannot be reached"),
         ("{page}", 1, "is the page of no server known here"),
         ("{page}/elsewhere", 1, "is the page of no server known here"),
@@ -60,5 +60,5 @@ def test_a_page_that_is_html_is_one_line(tmp_path: Path) -> None:
     with serving("<html><body>hello</body></html>") as server:
         done = inferscope("attach", server.url, "--once", rings=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "is no page of metrics" in done.stderr
+    assert "is not a metrics page" in done.stderr
     assert len(done.stderr.splitlines()) == 1

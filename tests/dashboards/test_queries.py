@@ -124,7 +124,7 @@ def test_no_panel_is_empty(server: Prometheus) -> None:
 
 def test_the_budget_shown_is_the_one_that_is_promised(server: Prometheus) -> None:
     """The ratio of the only collector says the same: over each objective's window."""
-    (query,) = [query for query in ASKED if query.panel == "Budget left"]
+    (query,) = [query for query in ASKED if query.panel == "Remaining budget"]
     shown, by = filled(query.expr), "model_name, slo"
     told = f"max by ({by}) (inferscope_slo_budget_remaining_ratio)"
 
@@ -212,7 +212,7 @@ def test_what_is_allocated_to_tenants_is_what_the_devices_cost(server: Prometheu
 
 
 def test_prices_times_tokens_are_the_dollars(server: Prometheus) -> None:
-    asked = columns("What a tenant's tokens cost")
+    asked = columns("Token cost by tenant")
     of_tenant = 'sum by (tenant) (increase(inferscope_tenant_tokens_total{kind=~"%s"}[1m]))'
     for heading in ("used", "allocated"):
         paid = " + ".join(
@@ -229,7 +229,7 @@ def is_one(server: Prometheus, expr: str) -> bool:
 
 
 def test_cached_tokens_make_a_prompt_s_tokens_cheaper(server: Prometheus) -> None:
-    asked = columns("What a tenant's tokens cost")
+    asked = columns("Token cost by tenant")
     ratio = f"({asked['input or cached, used']}) / ({asked['input, used']})"
     one = 'label_replace(vector(1), "tenant", "two", "", "")'
 

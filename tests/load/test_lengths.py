@@ -70,6 +70,6 @@ def test_what_falls_below_one_becomes_one() -> None:
      "normal:0,1", "normal:nan,1", "normal:5,inf", "lognormal:5,nan", "poisson:3,1", "1000001"],
 )  # fmt: skip
 def test_what_is_no_length_is_named_with_the_forms_there_are(text: str) -> None:
-    with pytest.raises(BadInput, match=r"is no token length.*lognormal:MEDIAN,SIGMA") as caught:
+    with pytest.raises(BadInput, match=r"is not a token length.*lognormal:MEDIAN,SIGMA") as caught:
         parse_lengths(text)
     assert repr(text) in str(caught.value)

@@ -99,8 +99,8 @@ def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
         assert len(ids) == len(set(ids)) == 3 * MOST_AT_ONCE
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2, said
-    assert "wait for another try" in said[0]
-    assert "delivered again; 0 were dropped" in said[1]
+    assert "wait for a retry" in said[0]
+    assert "delivery resumed; 0 items were dropped" in said[1]
 
 
 def test_a_receiver_that_is_started_late_or_again_gets_everything(finals: Finals) -> None:

@@ -241,7 +241,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, object], why: str) -> None
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     exporter = ParquetExporter({"folder": str(tmp_path / "file" / "below")})
-    with pytest.raises(BadInput, match="Choose another place"):
+    with pytest.raises(BadInput, match="Choose another folder"):
         exporter.open()
 
 
