@@ -197,8 +197,8 @@ class _ResponseReader:
     def _count(self, chunk: chunks.StreamChunk, usage: TokenUsage | None) -> int:
         """Return the number of tokens in a chunk: one, unless the server counts along.
 
-        Usage alone is no sign: many servers send it once, in the last chunk. A server that sends a
-        chunk of text without it does not count along.
+        Usage alone proves nothing: many servers send it once, in the last chunk. A server that
+        sends a chunk of text without it does not count along.
         """
         if usage is None and chunk.has_text:
             self._is_counting = False

@@ -23,7 +23,7 @@ class Service(Struct, kw_only=True):
 
 
 class Nothing(Struct):
-    """Of a volume, its defaults."""
+    """Defaults of a volume."""
 
 
 class Compose(Struct):
@@ -33,7 +33,7 @@ class Compose(Struct):
 
 
 class Target(Struct):
-    """Of an exemplar's label, what it leads to."""
+    """Link target of an exemplar's label."""
 
     name: str
     datasourceUid: str

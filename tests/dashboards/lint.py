@@ -116,7 +116,7 @@ def rate_interval(dashboard: Json) -> Iterator[str]:
             if each.function in ("rate", "irate") and each.range != "$__rate_interval":
                 yield f"a rate over {each.range}: {query}"
             if each.range and each.function not in _RATES:
-                yield f"a range that is no rate: {query}"
+                yield f"a range without a rate: {query}"
 
 
 def counters_are_rates(dashboard: Json) -> Iterator[str]:
@@ -145,7 +145,7 @@ def every_selector_obeys(dashboard: Json) -> Iterator[str]:
             yield f"{bare} without matchers: {query}"
 
 
-def nobody_edits(dashboard: Json) -> Iterator[str]:
+def is_read_only(dashboard: Json) -> Iterator[str]:
     """They are generated: an edit would be lost."""
     if dashboard["editable"]:
         yield "is editable"
@@ -192,7 +192,7 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     counters_are_rates,
     answers_come_from_series,
     every_selector_obeys,
-    nobody_edits,
+    is_read_only,
     known_variables,
     whole_grid,
 )

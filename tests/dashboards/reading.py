@@ -82,7 +82,7 @@ def variables(dashboard: Json) -> dict[str, Json]:
 
 
 def is_prometheus(target: Json) -> bool:
-    """Tell whether a query is for Prometheus."""
+    """Return whether a query is for Prometheus."""
     return bool(target["datasource"]["type"] == "prometheus")
 
 

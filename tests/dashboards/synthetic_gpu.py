@@ -65,7 +65,7 @@ Span = tuple[int, int, str | None]
 
 
 class Sampler:
-    """Counts what it is told that the device does."""
+    """Counters of a synthetic device's activity."""
 
     def __init__(self, folder: Path, name: str) -> None:
         clock = SystemClock()
@@ -89,7 +89,7 @@ class Sampler:
             self._tape.tend(cost_ns=0)
 
     def error(self, number: int) -> None:
-        """Tell an Xid."""
+        """Record an Xid."""
         end_ns = self._now()
         window = {"start_ns": end_ns - PERIOD_NS, "end_ns": end_ns}
         self._tape.put([sample("nvml", GPU, values={"xid": float(number)}, **window)])
@@ -185,7 +185,7 @@ class Engine:
         self._rest(self._draws.uniform(0.0, 0.03))
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Write the shutdown record."""
         self.probe.close()
 
     def _rest(self, rest_s: float) -> None:

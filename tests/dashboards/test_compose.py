@@ -59,7 +59,7 @@ def config_of(service: Service) -> Path:
     return file_of(service, path)
 
 
-def test_a_field_that_nobody_knows_is_refused() -> None:
+def test_unknown_field_is_rejected() -> None:
     document = read("compose.yaml")
     document["services"]["tempo"]["volume"] = []
     with pytest.raises(msgspec.ValidationError, match="volume"):
@@ -85,7 +85,7 @@ def test_all_that_is_mounted_is_there(compose: Compose) -> None:
     assert named == set(compose.volumes)
 
 
-def test_nobody_outside_can_reach_any_of_it(compose: Compose) -> None:
+def test_no_service_is_reachable_from_outside(compose: Compose) -> None:
     listening = set[str]()
     for service in compose.services.values():
         for argument in service.command:
@@ -192,7 +192,7 @@ def test_what_is_kept_is_enough_for_the_budgets(compose: Compose) -> None:
 def test_alerts_are_routed_and_held_back_as_the_rules_want_it(compose: Compose) -> None:
     shipped = yaml.safe_load(config_of(compose.services["alertmanager"]).read_text())
     wanted = routing()
-    # Who is told is the one thing that is not ours to say.
+    # The recipient of alerts is the one setting left to the user.
     wanted["receivers"] = [{"name": each["name"]} for each in wanted["receivers"]]
     assert shipped == wanted
     assert len(shipped["inhibit_rules"]) == 2

@@ -91,11 +91,11 @@ FIELDS = {
     "metadata.namespace": "team-a",
     "spec.nodeName": "node-1",
 }
-"""Of some pod."""
+"""UID of an arbitrary pod."""
 
 
 def environment(variables: list[Variable], pod: dict[str, str]) -> dict[str, str]:
-    """Return what a container is told, as the kubelet makes it: $(NAME) is one that came before."""
+    """Return a container's environment as the kubelet builds it: $(NAME) is an earlier one."""
     told: dict[str, str] = {}
     for each in variables:
         if each.value_from is not None:
@@ -121,7 +121,7 @@ def test_nothing_lies_about_that_is_not_used(way: Way) -> None:
     assert generated.files == ["collect.yaml", "slo.yaml"]
 
 
-def test_a_field_that_nobody_knows_is_refused() -> None:
+def test_unknown_field_is_rejected() -> None:
     manifest = yaml.safe_load((FOLDER / "daemonset" / "daemonset.yaml").read_text(encoding="utf-8"))
     manifest["spec"]["template"]["spec"]["containers"][0]["privilegd"] = True
     with pytest.raises(msgspec.ValidationError, match="privilegd"):
@@ -169,7 +169,7 @@ def test_the_schemas_of_kubernetes_take_them(way: Way, release: str) -> None:
     assert {type(way.workload).__name__, "NetworkPolicy"} <= checked
 
 
-def test_who_selects_selects_these_pods(way: Way) -> None:
+def test_selectors_match_these_pods(way: Way) -> None:
     labels = way.template.metadata.labels.items()
     monitor, policy = way.only(PodMonitor), way.only(NetworkPolicy)
     assert isinstance(monitor, PodMonitor)
@@ -189,7 +189,7 @@ def test_what_is_scraped_is_where_the_collector_serves(way: Way) -> None:
     prometheus = way.config.exporters["prometheus"]
     assert prometheus["host"] == "0.0.0.0"
     assert prometheus["port"] == port.container_port
-    # Whoever scrapes comes from one namespace, and shows the token.
+    # The scraper is in one namespace and sends the token.
     (rule,) = (r for r in policy.spec.ingress if r.ports[0].port == port.container_port)
     assert [peer.namespace_selector.match_labels for peer in rule.from_] == [
         {"kubernetes.io/metadata.name": "monitoring"}
@@ -207,7 +207,7 @@ def test_a_scrape_takes_what_a_page_may_have_and_not_much_more(way: Way) -> None
     assert monitor.spec.label_value_length_limit >= MOST_LABEL
 
 
-def test_who_scrapes_shows_the_token_that_the_collector_reads(way: Way) -> None:
+def test_scraper_sends_the_token_that_the_collector_reads(way: Way) -> None:
     monitor = way.only(PodMonitor)
     assert isinstance(monitor, PodMonitor)
     (endpoint,) = monitor.spec.pod_metrics_endpoints
@@ -303,7 +303,7 @@ def test_what_an_engine_did_last_is_scraped(way: Way) -> None:
     assert way.pod.termination_grace_period_seconds >= least_s
 
 
-def test_what_the_collector_is_told_is_what_it_takes(way: Way, tmp_path: Path) -> None:
+def test_collector_accepts_its_configuration(way: Way, tmp_path: Path) -> None:
     arguments = way.collector.command[1:]
     options = build_parser(arguments[:1]).parse_args(arguments)
     (config,) = (m for m in way.collector.volume_mounts if m.name == "collect")
@@ -392,7 +392,7 @@ def test_traces_say_which_pod_and_node_they_are_of(
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_puts_it_together(way: Way) -> None:
+def test_kustomize_builds_the_manifests(way: Way) -> None:
     built = subprocess.run(
         ["kubectl", "kustomize", str(way.folder)], capture_output=True, text=True, check=True
     )

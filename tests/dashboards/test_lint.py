@@ -99,7 +99,7 @@ FAULTS = {
     make_up_zero: "answers_come_from_series",
     drop_job: "every_selector_obeys",
     drop_braces: "every_selector_obeys",
-    unlock: "nobody_edits",
+    unlock: "is_read_only",
     mistype_variable: "known_variables",
     overlap: "whole_grid",
     leave_hole: "whole_grid",

@@ -18,7 +18,7 @@ _PEAK_FLOPS = 100
 
 
 def series(name: str, of: tuple[str, str], by_second: int, **more: str) -> dict[str, str]:
-    """Return a counter that grows by so much a second."""
+    """Return a counter that grows by `rate` a second."""
     instance, engine = of
     labels = {"job": "j", "instance": instance, "engine_id": engine, "model_name": "m", **more}
     text = ",".join(f'{label}="{value}"' for label, value in labels.items())

@@ -35,7 +35,7 @@ slos:
   - {metric: goodput, objective: 90%, window: 30d}
   - {metric: availability, objective: 99%, window: 30d}
 """
-"""That cannot be kept, but the last."""
+"""Objectives: all but the last are unattainable."""
 _DECODE_BYTES_PER_S = made_up.BYTES_PER_S["decode"]
 _VALUES = {
     "__rate_interval": "10s",

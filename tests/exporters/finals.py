@@ -14,7 +14,7 @@ SECOND_NS = 1_000_000_000
 
 
 def step(number: int, at_s: float, *, num_slices: int = 2) -> FinalStep:
-    """Return a step of so many slices, a microsecond each."""
+    """Return a step of `num_slices` slices of 1 µs each."""
     at_ns = round(at_s * SECOND_NS)
     return FinalStep(
         engine_id="engine",
@@ -41,6 +41,6 @@ def step(number: int, at_s: float, *, num_slices: int = 2) -> FinalStep:
 
 
 def look(at_s: float, *, set_by_s: float = 0.0) -> Snapshot:
-    """Return a look at a time, by a wall clock that somebody may have set."""
+    """Return a snapshot at a time, with a wall clock that may have been set."""
     mono_ns = round(at_s * SECOND_NS)
     return Snapshot(mono_ns, mono_ns + round((T0_S + set_by_s) * SECOND_NS), "live", (), "")

@@ -17,7 +17,7 @@ from inferscope.probe import Probe
 from tests.collector.scripts import Finals
 
 VOCAB = 250
-"""Of the built-in model, a few special tokens left out."""
+"""Vocabulary size of the built-in model, without a few special tokens."""
 
 
 @dataclass(frozen=True)

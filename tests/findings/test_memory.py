@@ -26,7 +26,7 @@ def mixed(number: int) -> FinalStep:
     )  # fmt: skip
 
 
-def test_requests_whose_end_is_never_seen_are_forgotten_in_time(
+def test_requests_without_an_observed_end_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(steps, "_MOST_WAITING", 64)

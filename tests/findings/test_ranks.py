@@ -21,7 +21,7 @@ NUM_STEPS = 30
 def ran(
     took_ms: Sequence[float], *, ranks: int | None = None
 ) -> tuple[RunSummary, ReplicaCounters]:
-    """Return a run whose ranks take so long over each step, and what Prometheus counts of it."""
+    """Return a run with these step times of its ranks, and its Prometheus counters."""
     script = Script()
     num_tensor = ranks or len(took_ms)
     core = script.ring(ranks=num_tensor)

@@ -84,7 +84,7 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
     late = the(judged, "late_first_tokens")
     assert "`queue`" in late.sentences[0]
     assert "short_of_kv" not in judged.ids
-    # What batching is worth is told here, for a fit on a busy machine is rough.
+    # The gain of batching is set here, since a fit on a busy machine is rough.
     steps = judged.run.steps
     steps.decode_alone_ns, steps.decode_together_ns = 400, 100
     slots = small_batch_with_queue(judged.run)
@@ -135,7 +135,7 @@ def test_late_first_tokens_are_laid_to_their_own_cause(cause: str, advice: str) 
     assert late_later_tokens(run) is None
 
 
-def test_late_later_tokens_are_told_with_what_would_be_without_their_cause() -> None:
+def test_late_later_tokens_have_a_counterfactual() -> None:
     run = RunSummary("engine")
     requests = run.requests
     requests.ttft.add(100)
@@ -159,7 +159,7 @@ def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
 
 
 @pytest.mark.slow  # how long steps take decides it
-def test_long_prompts_starve_those_who_decode(served: Serve) -> None:
+def test_long_prompts_starve_decodes(served: Serve) -> None:
     talkers = asks(20, every=12, prompt_tokens=20, max_tokens=60)
     readers = asks(20, every=12, prompt_tokens=500, max_tokens=2, seed=5)
     judged = served(talkers + readers, EngineOptions(num_blocks=512, prefix_cache=False))

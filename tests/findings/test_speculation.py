@@ -39,7 +39,7 @@ def verify(core: Ring, step: int, index: int, context: int, accepted: int) -> No
 
 
 def run(accepted: int) -> dict[str, Finding]:
-    """Serve requests one by one; each step verifies, and accepts so many."""
+    """Serve requests one by one; each step verifies drafts and accepts a fixed number."""
     script = Script()
     core = script.ring()
     step, at_ms = 0, 0.0

@@ -17,7 +17,7 @@ Script: TypeAlias = Callable[[asyncio.StreamWriter], Awaitable[None]]
 """What to do once a request has been read."""
 
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-MODELS = b'{"object": "list", "data": [{"id": "raw", "owned_by": "nobody"}]}'
+MODELS = b'{"object": "list", "data": [{"id": "raw", "owned_by": "test"}]}'
 
 
 def whole(status: str, body: bytes, *, headers: str = "") -> bytes:

@@ -106,7 +106,7 @@ def test_each_misbehaviour_has_its_name(
     assert times.tokens == tokens
 
 
-def test_nobody_listening_is_a_failed_request() -> None:
+def test_refused_connection_is_a_failed_request() -> None:
     with RawServer(never) as server:
         url = server.url
     (times,) = drive(url, [ask(0.0, "a")])
@@ -183,7 +183,7 @@ def test_a_server_that_stalls_delays_no_later_request() -> None:
     asks = [ask(0.05 * number, str(number)) for number in range(20)]
 
     async def stall(writer: asyncio.StreamWriter) -> None:
-        while len(server.asked_at) < len(asks):  # nobody is answered before the last has asked
+        while len(server.asked_at) < len(asks):  # no response before the last request
             await asyncio.sleep(0.01)
         writer.write(SSE + text("a", finish="stop"))
 

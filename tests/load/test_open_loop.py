@@ -20,7 +20,7 @@ from tests.load.asking import ask, now
 
 
 class SlowServer:
-    """Answers nobody before all have asked."""
+    """Client that responds only after all requests were sent."""
 
     def __init__(self, num: int) -> None:
         self.everybody = asyncio.Event()
@@ -109,7 +109,7 @@ def test_too_many_open_are_refused_and_never_delayed() -> None:
         asks = [ask(0.0, str(number)) for number in range(5)]
         load = OpenLoop(server, asks, times.append, most_open=2)
         running = asyncio.create_task(load.run(1.0))
-        while load.num_scheduled < 5:  # nobody has been answered yet
+        while load.num_scheduled < 5:  # no response so far
             await asyncio.sleep(0.001)
         server.everybody.set()
         await asyncio.wait_for(running, 30)

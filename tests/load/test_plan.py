@@ -92,7 +92,7 @@ def test_a_prompt_has_the_tokens_asked_for_at_any_length() -> None:
     assert len(WORDS) == len(set(WORDS)) == 243
 
 
-def test_a_share_of_the_prompts_begins_alike_and_the_rest_with_nobody() -> None:
+def test_a_share_of_the_prompts_has_the_prefix_and_the_rest_is_unique() -> None:
     prompts = [ask.prompt.split() for ask in asks(1, lengths(1, prompt="40"), num=400)]
     longest = max(prompts, key=len)
     shared = [prompt for prompt in prompts if prompt[:30] == longest[:30]]

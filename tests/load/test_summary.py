@@ -75,7 +75,7 @@ def test_every_request_is_counted_under_one_heading(outcomes: list[Outcome]) -> 
     assert summary.tbt.num == 2 * summary.finished
 
 
-def test_latencies_begin_when_a_request_was_sent_and_lateness_is_told_apart() -> None:
+def test_latencies_start_at_sending_and_lateness_is_separate() -> None:
     tally = LoadStats()
     tally.add(request(late_ms=50))
     summary = tally.summary()

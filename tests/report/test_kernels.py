@@ -33,7 +33,7 @@ def trace(*events: dict[str, Any]) -> dict[str, Any]:
     return {"baseTimeNanoseconds": BASE_NS, "traceEvents": list(events)}
 
 
-def told(*steps: tuple[float, float, bytes]) -> list[Record]:
+def records_of(*steps: tuple[float, float, bytes]) -> list[Record]:
     """Return records of steps: start, end, phases of their rows."""
     records: list[Record] = [Clock(mono(0), mono(0) + OFFSET_NS)]
     for number, (start, end, phases) in enumerate(steps):
@@ -63,8 +63,8 @@ def test_threads_and_devices_are_no_callers_of_each_other() -> None:
     assert rows["Memcpy", KERNEL] == (5 * US, 1)
 
 
-def test_steps_say_whose_a_moment_was() -> None:
-    records = told(
+def test_steps_determine_the_phase_of_a_kernel() -> None:
+    records = records_of(
         (0, 100, bytes([PREFILL])),
         (100, 200, bytes([DECODE, DECODE])),
         (250, 300, bytes([DECODE, PREFILL])),
@@ -80,7 +80,7 @@ def test_steps_say_whose_a_moment_was() -> None:
 
 def test_the_sum_over_phases_is_the_time_of_the_outermost_operations() -> None:
     events = trace(*(op(str(at % 3), 10.0 * at, 9.0 - at % 4) for at in range(50)))
-    steps = steps_of(told((0, 200, bytes([DECODE])), (200, 400, bytes([PREFILL]))), events)
+    steps = steps_of(records_of((0, 200, bytes([DECODE])), (200, 400, bytes([PREFILL]))), events)
     assert sum(row.self_ns for row in kernel_times(events, steps)) == US * sum(
         event["dur"] for event in events["traceEvents"]
     )
@@ -88,7 +88,7 @@ def test_the_sum_over_phases_is_the_time_of_the_outermost_operations() -> None:
 
 def test_our_steps_are_a_track_of_the_trace_and_those_beyond_its_window_are_left_out() -> None:
     events = trace(op("a", 100, 5), op("b", 190, 5))
-    steps = steps_of(told((0, 50, b"\1"), (90, 150, b"\1"), (300, 400, b"\1")), events)
+    steps = steps_of(records_of((0, 50, b"\1"), (90, 150, b"\1"), (300, 400, b"\1")), events)
     merged = with_steps(events, steps)
     ours = [event for event in merged["traceEvents"] if event["cat"] == "inferscope"]
     assert [(event["name"], event["ts"], event["dur"]) for event in ours] == [("decode", 90, 60)]
@@ -96,19 +96,19 @@ def test_our_steps_are_a_track_of_the_trace_and_those_beyond_its_window_are_left
     assert len(events["traceEvents"]) == 2, "the trace given is not changed"
 
 
-def test_what_it_cost_is_told_by_decodes_before_and_within() -> None:
+def test_slowdown_compares_decodes_before_and_within() -> None:
     before = [(100.0 * at, 100.0 * at + 10, bytes([DECODE])) for at in range(20)]
     within = [(100.0 * at, 100.0 * at + 15, bytes([DECODE])) for at in range(20, 40)]
     events = trace(op("a", 2000, 5), op("b", 3990, 5))
-    assert slowdown(events, steps_of(told(*before, *within), events)) == 0.5
-    assert slowdown(events, steps_of(told(*within), events)) is None
+    assert slowdown(events, steps_of(records_of(*before, *within), events)) == 0.5
+    assert slowdown(events, steps_of(records_of(*within), events)) is None
 
 
-def test_what_stands_still_while_the_trace_is_made_is_told() -> None:
+def test_stall_while_the_trace_is_made_is_reported() -> None:
     events = trace(op("a", 1000, 5), op("b", 2000, 5))
     steps = [(10.0, 1800.0, b"\1"), (1900.0, 52_005.0, b"\1"), (53_000.0, 53_100.0, b"\1")]
-    assert stall_ns(events, steps_of(told(*steps), events)) == 50_105_000
-    assert stall_ns(events, steps_of(told((10, 900, b"\1")), events)) is None, "all were over"
+    assert stall_ns(events, steps_of(records_of(*steps), events)) == 50_105_000
+    assert stall_ns(events, steps_of(records_of((10, 900, b"\1")), events)) is None, "all were over"
     assert stall_ns({}, []) is None
 
 

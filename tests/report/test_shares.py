@@ -32,7 +32,7 @@ def folded(
 
 
 def two_tenants() -> Script:
-    """Steps of two tenants and of nobody's, one of them padded, one a dummy; one goes on."""
+    """Steps of two tenants and of no tenant, one padded, one a dummy; one in progress."""
     script = Script()
     core = script.ring()
     a = core.queued("a", attributes={"tenant": "north"}, external_id="chat-a")
@@ -64,7 +64,7 @@ def assert_sums(table: Shares) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("by", BYS)
-def test_rows_and_what_is_of_nobody_sum_to_the_measured_time(rule: str, by: By) -> None:
+def test_rows_and_unattributed_time_sum_to_the_measured_time(rule: str, by: By) -> None:
     tally, kept, collector = folded(two_tenants(), rule)
     table = tally.table(by, collector)
     assert_sums(table)

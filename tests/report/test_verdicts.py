@@ -72,7 +72,7 @@ def test_a_cause_of_a_newer_version_is_named_as_it_is() -> None:
     assert "Main cause: warp (a cause of a newer version)" in verdicts(facts)[0]
 
 
-def test_whom_a_cause_lies_with_is_what_blame_says() -> None:
+def test_contributors_of_a_cause_come_from_blame() -> None:
     life = Lived({"preempted": 300 * MS, "prefill_own": 10 * MS})
     blame = (
         Culprit("queue", "bystander", 9),

@@ -83,7 +83,7 @@ def test_the_rows_are_the_ledger_and_sum_to_the_life(
         ]
 
 
-def test_the_evidence_is_there_where_the_ledger_blames_somebody(
+def test_blamed_causes_have_evidence(
     everyone: list[tuple[Facts, dict[str, int]]],
 ) -> None:
     told = dict.fromkeys(CAUSES, 0)
@@ -117,7 +117,7 @@ def test_the_evidence_is_there_where_the_ledger_blames_somebody(
     ), "the sample shows these causes"
 
 
-def test_who_is_most_to_blame_is_named_in_the_row_with_his_part_of_it(
+def test_why_row_names_top_contributor_and_share(
     everyone: list[tuple[Facts, dict[str, int]]],
 ) -> None:
     num_named = Counter[str]()
@@ -138,7 +138,7 @@ def test_who_is_most_to_blame_is_named_in_the_row_with_his_part_of_it(
     assert set(num_named) == set(BLAMED), "the sample shows these causes"
 
 
-def test_the_queue_says_what_was_scarce_and_who_had_it() -> None:
+def test_queue_names_the_scarce_resource_and_its_holder() -> None:
     waiting = Waiting(
         since_ns=5, until_ns=15, num_running=1, num_waiting=2, bindings={"slots": 1.0},
         prefill_ns=0, decode_ns=0, behind=(),
@@ -168,7 +168,7 @@ def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]
         assert 2 <= gap.before_token <= facts.row.output_tokens
 
 
-def test_the_parts_of_a_prompt_are_told_with_what_they_cost(
+def test_prompt_parts_are_listed_with_their_cost(
     everyone: list[tuple[Facts, dict[str, int]]],
 ) -> None:
     facts = next(facts for facts, _ in everyone if facts.row.ttft_ns)
@@ -250,7 +250,7 @@ def made(ledger_ns: dict[str, int], rest_ns: int, *, is_over: bool, joined_late:
     st.booleans(),
     st.integers(min_value=30, max_value=200),
 )
-def test_any_ledger_is_told_and_closed(
+def test_any_ledger_is_explained_and_closed(
     ledger_ns: dict[str, int], rest_ns: int, is_over: bool, joined_late: bool, width: int
 ) -> None:
     facts = made(ledger_ns, rest_ns, is_over=is_over, joined_late=joined_late)

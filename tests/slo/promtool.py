@@ -73,7 +73,9 @@ class Run:
             **labels,
         }
         self.series[metric + _braces(of)] = values
-        if metric == "inferscope_source_up":  # whoever is seen is folded, unless a test says not
+        if (
+            metric == "inferscope_source_up"
+        ):  # an observed engine is folded, unless a test sets otherwise
             folded = {name: value for name, value in of.items() if name != "source"}
             name = "inferscope_folded_timestamp_seconds" + _braces(folded)
             self.series.setdefault(name, f"0+{self.scrape_s}x{_LONGEST}")
@@ -108,7 +110,7 @@ class Run:
         self.asks.append({"expr": query, "eval_time": _at(minute), "exp_samples": expected})
 
     def fires(self, minute: float, *alerts: str) -> None:
-        """Say which alerts fire then: these and no other, each as NAME[/MODEL[/SLO]]."""
+        """Expect exactly these alerts to fire then, each as NAME[/MODEL[/SLO]]."""
         samples = []
         for alert in alerts:
             name, model, slo = (*alert.split("/"), "", "")[:3]
@@ -118,11 +120,11 @@ class Run:
         self.ask(minute, firing, *samples)
 
     def never_fired(self, minute: float) -> None:
-        """Say that no alert has fired up to then."""
+        """Expect no alert up to then."""
         self.ask(minute, f'count_over_time(ALERTS{{alertstate="firing"}}[{_at(minute)}])')
 
     def says(self, minute: float, alert: str, labels: Mapping[str, str], **of: str) -> None:
-        """Say what stands in some annotations of the only alert of its name."""
+        """Expect these annotations of the only alert of its name."""
         expected = [{"exp_labels": dict(labels), "exp_annotations": of}]
         self.alerts.append({"alertname": alert, "eval_time": _at(minute), "exp_alerts": expected})
 
@@ -134,7 +136,7 @@ class Run:
         options: RuleOptions | None = None,
         every_s: float = FAST_INTERVAL_S,
     ) -> None:
-        """Let promtool see whether all of that is so.
+        """Run promtool on all expectations.
 
         Args:
             folder: to write in.

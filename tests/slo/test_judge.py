@@ -50,7 +50,7 @@ def judged(
 ) -> tuple[Told, Collector, Finals]:
     """Fold a script under objectives; count what is decided in a part of it.
 
-    What is told is told in full once time has come to `until_ms`.
+    All records are folded once time has reached `until_ms`.
     """
     telling, finals = Telling(), Finals()
     judge = Judge(Objectives(tuple(objectives)), telling)
@@ -79,7 +79,7 @@ def warm(script: Script) -> Ring:
 
 
 def hang(core: Ring, *, from_ms: float, until_ms: float, step_ms: float | None = None) -> None:
-    """Let an engine's process live on while its step, if one began, does not end."""
+    """Keep an engine's process alive while its current step, if any, does not end."""
     at_ms = from_ms
     while at_ms <= until_ms:
         core.script.at(at_ms)
@@ -154,7 +154,7 @@ def test_all_in_flight_in_a_killed_engine_are_bad_because_it_was_lost() -> None:
     assert [what for name, what in new if name == "ttft"] == ["bad", "good", "for engine_lost"]
 
 
-def test_a_token_in_time_is_good_though_it_is_told_of_behind_a_long_step() -> None:
+def test_token_in_time_is_good_although_its_record_follows_a_long_step() -> None:
     script = Script()
     core = warm(script)
     mine = core.queued("a")
@@ -190,7 +190,7 @@ def test_a_token_in_time_is_good_though_it_is_told_of_behind_a_long_step() -> No
     ],
 )
 @pytest.mark.parametrize("is_stepping", [True, False])
-def test_who_leaves_before_the_deadline_is_not_counted_and_after_it_is_bad(
+def test_cancellation_before_the_deadline_is_not_counted_and_after_it_is_bad(
     at_ms: int, expected: Told, is_stepping: bool
 ) -> None:
     script = Script()
@@ -233,7 +233,7 @@ def test_an_answer_that_never_ends_is_bad_for_e2e() -> None:
 
 
 @pytest.mark.parametrize("state", [FAILED, OVER_BUDGET, OFF])
-def test_a_probe_that_ends_makes_nobody_bad(state: int) -> None:
+def test_ending_probe_makes_no_request_bad(state: int) -> None:
     script = Script()
     core = warm(script)
     core.queued("a")
@@ -288,7 +288,7 @@ def whole() -> Told:
 
 @settings(max_examples=40)
 @given(one_ms=st.floats(0, 25_000), other_ms=st.floats(0, 25_000))
-def test_who_goes_on_where_another_ended_counts_the_rest_and_nothing_twice(
+def test_successor_counts_the_rest_and_nothing_twice(
     whole: Told, one_ms: float, other_ms: float
 ) -> None:
     script = busy()

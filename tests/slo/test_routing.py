@@ -1,4 +1,4 @@
-"""The example for Alertmanager, in a real one: who is told what, and what is held back."""
+"""The example for Alertmanager, in a real one: receivers of each alert, and inhibitions."""
 
 from __future__ import annotations
 

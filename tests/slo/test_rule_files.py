@@ -73,7 +73,7 @@ def test_every_runbook_is_some_alerts(tmp_path: Path) -> None:
         assert [name for name in names if f"alert: {name}" in text]
 
 
-def test_floors_are_told_and_chosen(tmp_path: Path) -> None:
+def test_floors_are_printed_and_configurable(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text(OBJECTIVES, encoding="utf-8")
     words = ("--floor", "33", "--page-rate", "0", "--out", str(tmp_path / "out"))

@@ -39,7 +39,7 @@ def test_a_fast_burn_pages_until_it_is_over(tmp_path: Path) -> None:
     )
     run.requests("availability", good=counter((180, 2.0)), bad=counter((180, 0.0)))
     run.fires(59)
-    run.fires(67, f"{SLOW}/{TTFT}")  # after some minutes too little has burnt to wake somebody
+    run.fires(67, f"{SLOW}/{TTFT}")  # after some minutes too little has burned to page
     run.fires(85, *BURNING)
     run.ask(85, "count by (severity) (ALERTS{alertstate='firing'})",
             ({"severity": "page"}, 1), ({"severity": "ticket"}, 2))  # fmt: skip
@@ -181,24 +181,24 @@ def test_a_rolling_deploy_is_nothing(tmp_path: Path) -> None:
             lead = "" if of is old else f"_x{round((at + 1) * 4)} "
             tail = f" {gone(5)}" if of is old else ""
 
-            def told(values: str, lead: str = lead, tail: str = tail) -> str:
+            def series_of(values: str, lead: str = lead, tail: str = tail) -> str:
                 return lead + values + tail
 
             ((minutes, _),) = pieces
-            run.add("inferscope_source_up", told(gauge((minutes, 1))), source="probe", **of)
-            run.add("inferscope_requests_running", told(gauge((minutes, 8))), **of)
+            run.add("inferscope_source_up", series_of(gauge((minutes, 1))), source="probe", **of)
+            run.add("inferscope_requests_running", series_of(gauge((minutes, 8))), **of)
             run.add(
                 "inferscope_step_duration_seconds_count",
-                told(counter((minutes, 20))),
+                series_of(counter((minutes, 20))),
                 phase="decode",
                 **of,
             )
             for slo in ("ttft", "availability"):
                 run.requests(
                     slo,
-                    good=told(counter((minutes, 2.0))),
+                    good=series_of(counter((minutes, 2.0))),
                     # Two requests of each old engine are not let finish.
-                    bad=told(
+                    bad=series_of(
                         counter((minutes - 1, 0), (1, 2 / 60))
                         if of is old
                         else counter((minutes, 0))
@@ -233,7 +233,7 @@ def test_an_engine_that_has_just_begun_to_work_is_no_stall(tmp_path: Path) -> No
     # Idle for an hour and a half, then a request whose first step takes forty seconds.
     run.add("inferscope_requests_running", gauge((90, 0), (30, 1)))
     run.steps(counter((10, 20), (80.75, 0), (29.25, 1)))
-    # Another is asked now and then, and nobody waits for an answer.
+    # Another engine gets a request now and then, and none is waiting.
     of = {"engine_id": "left"}
     run.add("inferscope_source_up", gauge((120, 1)), source="probe", **of)
     run.add("inferscope_requests_running", "0x239 " + "1 0 0 0 " * 60, **of)
@@ -443,7 +443,7 @@ def test_a_rank_that_hangs_pages_before_a_stall(tmp_path: Path) -> None:
 def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     run = Run()
     run.healthy(30)
-    # For 70 s, and for good: nobody knows what the engine did meanwhile.
+    # For 70 s, and forever: the engine's state is unknown meanwhile.
     for name, num_still in (("briefly", 5), ("for-good", 120)):
         of = {"engine_id": name, "model_name": name}
         run.add("inferscope_source_up", gauge((60, 1)), source="probe", **of)
@@ -506,7 +506,7 @@ def test_what_is_not_seen_is_said(tmp_path: Path, reason: str) -> None:
         probe = f"{gauge((30, 1))} {gone(30)}"
     run.add("inferscope_source_up", probe, source="probe")
     run.add("inferscope_requests_running", seen)
-    if is_so["probe_off"]:  # it tells of no steps then, which is no stall
+    if is_so["probe_off"]:  # it records no steps then: not a stall
         run.steps(counter((30, 20), (30, 0)))
     # The tests' clock begins at 0.
     behind = "0+15x119 1785x120" if is_so["collector_behind"] else "0+15x240"

@@ -34,7 +34,7 @@ def test_utilisation_is_of_both_peaks_and_one_without_a_rate_or_peak_is_left_out
     assert format_peaks(view) == words
 
 
-def test_a_phase_of_which_only_reads_are_told_has_no_traffic() -> None:
+def test_phase_with_only_reads_sampled_has_no_traffic() -> None:
     use = {"decode": PhaseUse(None, None, 2.9e12, None, None)}
     counters = CountersView(use=use, memory_peaks_bytes_s=MEMORY)
     view = replace(engine_view(0), prefill_flops_s=None, counters=counters)

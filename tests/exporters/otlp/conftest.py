@@ -18,7 +18,7 @@ DEMO = Path(__file__).parents[3] / "samples" / "demo.isr"
 
 @dataclass
 class Finals:
-    """A sink that keeps what it is told, to tell it again."""
+    """A sink that records its input for replay."""
 
     told: list[FinalStep | FinalRequest] = field(default_factory=list)
     view: Snapshot | None = None
@@ -42,7 +42,7 @@ class Finals:
         return [each for each in self.told if isinstance(each, FinalStep)]
 
     def tell(self, exporter: OtlpExporter, *, traces: dict[str, str] | None = None) -> None:
-        """Tell an exporter everything.
+        """Replay all records into an exporter.
 
         Args:
             exporter: it is open.

@@ -82,7 +82,7 @@ def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
 def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
     finals: Finals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Away: nobody listens, a proxy answers for it, it is overloaded, it hangs up."""
+    """Failures: connection refused, a proxy's error, overload, disconnection."""
     with receiving(status=503) as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 5})
         exporter.open()
@@ -278,9 +278,7 @@ def test_a_receiver_that_refuses_is_named_with_its_answer(
     assert exporter.num_sent == 0
 
 
-def test_a_receiver_that_comes_back_is_told_of(
-    finals: Finals, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_recovered_receiver_is_logged(finals: Finals, caplog: pytest.LogCaptureFixture) -> None:
     with receiving(status=500) as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 0.5})
         exporter.open()
@@ -432,7 +430,7 @@ def test_one_batch_that_cannot_be_made_does_not_end_the_thread(
     assert "ValueError: odd" in caplog.text
 
 
-def test_it_needs_no_package_but_for_grpc_whose_absence_is_one_line() -> None:
+def test_only_grpc_needs_a_package_and_its_absence_is_one_line() -> None:
     code = (
         "import sys\n"
         "import inferscope_otlp\n"
@@ -458,7 +456,7 @@ def test_it_needs_no_package_but_for_grpc_whose_absence_is_one_line() -> None:
         ({"zzz": 1}, "Known: endpoint, protocol, headers"),
         ({"endpoint": "127.0.0.1:4318"}, "endpoint is '127.0.0.1:4318'"),
         ({"endpoint": "http://h:port/"}, "endpoint is"),
-        ({"endpoint": None}, "endpoint is no text"),
+        ({"endpoint": None}, "endpoint must be a string"),
         ({"keep_share": 2}, "keep_share is 2"),
         ({"keep_share": float("nan")}, "keep_share is nan"),
         ({"keep_share": True}, "keep_share is True"),

@@ -1,4 +1,4 @@
-"""What is kept of steps: the same as counted plainly, and never more than so much."""
+"""Facts from steps: equal to a plain count, and bounded in number."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_requests_that_never_end_are_forgotten_and_counted() -> None:
     assert newest.prefill.num_steps == 1
 
 
-def test_what_was_forgotten_in_part_is_not_told_at_all() -> None:
+def test_partly_dropped_facts_are_not_returned() -> None:
     table = FactTable(max_requests=2)
     table.add_step(step(0, [("long", DECODE, 1)]))
     for number in (1, 2, 3):

@@ -98,7 +98,7 @@ def on_a_gpu(view: Snapshot, **gauges: float) -> Snapshot:
     )
 
 
-def told_of_devices(*looks: Snapshot) -> dict[str, Any]:
+def device_points(*looks: Snapshot) -> dict[str, Any]:
     """Return what arrives of their hardware, by name."""
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
@@ -113,7 +113,7 @@ def told_of_devices(*looks: Snapshot) -> dict[str, Any]:
 
 def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(finals: Finals) -> None:
     assert finals.view is not None
-    found = told_of_devices(
+    found = device_points(
         on_a_gpu(
             finals.view,
             **{"busy_share": 0.75, "memory_used_bytes": 60e9, "memory_total_bytes": 80e9},
@@ -152,15 +152,15 @@ def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(final
         assert found[name].sum.aggregation_temporality == 2  # cumulative
 
 
-def test_of_devices_nothing_is_told_that_nobody_counts_or_when_their_engine_is_gone(
+def test_uncounted_or_exited_devices_have_no_points(
     finals: Finals,
 ) -> None:
     assert finals.view is not None
-    assert told_of_devices(finals.view) == {}
+    assert device_points(finals.view) == {}
     look = on_a_gpu(finals.view, power_w=400.0)
     (engine,) = look.engines
     gone = changed(engine, is_alive=False)
-    assert told_of_devices(changed(look, engines=(gone,))) == {}
+    assert device_points(changed(look, engines=(gone,))) == {}
 
 
 def test_each_of_several_devices_has_points_of_its_own(finals: Finals) -> None:
@@ -176,7 +176,7 @@ def test_each_of_several_devices_has_points_of_its_own(finals: Finals) -> None:
         changed(engine.devices[0], device=name, health=each)
         for name, each in zip(ranks, health, strict=True)
     )
-    found = told_of_devices(
+    found = device_points(
         changed(look, engines=(changed(engine, counters=counters, devices=devices),))
     )
 
@@ -194,7 +194,7 @@ def test_each_of_several_devices_has_points_of_its_own(finals: Finals) -> None:
     assert len(found["hw.errors"].sum.data_points) == 2
 
 
-def test_of_many_engines_all_are_told(finals: Finals) -> None:
+def test_all_of_many_engines_are_reported(finals: Finals) -> None:
     assert finals.view is not None
     (view,) = finals.view.engines
     names = {f"engine-{number}" for number in range(150)}

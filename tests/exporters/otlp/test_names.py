@@ -63,22 +63,29 @@ def with_everything(request: FinalRequest) -> FinalRequest:
 
 
 def on_a_gpu(look: Snapshot) -> Snapshot:
-    """Return a look at the engine as if samplers told everything of its device."""
+    """Return a look at the engine as if samplers emitted_names everything of its device."""
     (view,) = look.engines
     device = replace(view.devices[0], device="GPU-1b2c", health=DeviceHealth(xids={"xid_79": 2}))
-    told = {"busy_share": 0.5, "memory_used_bytes": 6e9, "memory_total_bytes": 8e9, "power_w": 9.5}
+    emitted_names = {
+        "busy_share": 0.5,
+        "memory_used_bytes": 6e9,
+        "memory_total_bytes": 8e9,
+        "power_w": 9.5,
+    }
     view = replace(
         view,
         device="H200",
         devices=(device,),
-        counters=replace(view.counters, devices={"GPU-1b2c": DeviceCounters("H200", {}, told)}),
+        counters=replace(
+            view.counters, devices={"GPU-1b2c": DeviceCounters("H200", {}, emitted_names)}
+        ),
         is_alive=True,
         is_synthetic=True,
     )
     return replace(look, engines=(view,))
 
 
-def told(finals: Finals) -> list[str]:
+def emitted_names(finals: Finals) -> list[str]:
     """Return a line for each name that arrives, of all the places where it does."""
     whole = max(finals.requests, key=lambda request: len(request.ledger_ns))
     bad = changed(whole, request_id="bad", finish="engine_lost", delivered_ns=10**15)
@@ -138,7 +145,7 @@ def _kind(value: Any) -> str:
 
 
 def test_names_kinds_and_units_are_those_of_the_list(finals: Finals) -> None:
-    assert told(finals) == LIST.read_text(encoding="utf-8").splitlines()
+    assert emitted_names(finals) == LIST.read_text(encoding="utf-8").splitlines()
 
 
 def test_the_list_has_every_name_there_is() -> None:

@@ -242,7 +242,7 @@ def test_tokens_latencies_and_names_are_the_requests(sent: Sink, finals: Finals)
         assert "error.type" not in found
 
 
-def test_whom_it_waited_for_is_named_on_the_phase_and_ordered(sent: Sink, finals: Finals) -> None:
+def test_phase_lists_blamed_requests_in_order(sent: Sink, finals: Finals) -> None:
     num_named = 0
     for request in finals.requests:
         _, children = of_request(sent, request)
@@ -264,7 +264,7 @@ def test_whom_it_waited_for_is_named_on_the_phase_and_ordered(sent: Sink, finals
     assert num_named > 50
 
 
-def test_how_sure_the_division_is_and_who_is_measured_is_said(finals: Finals) -> None:
+def test_uncertainty_and_method_are_attributes(finals: Finals) -> None:
     assert finals.view is not None
     (engine,) = finals.view.engines
     assert engine.model_residual is not None
@@ -315,7 +315,7 @@ def test_the_resource_is_the_engine(sent: Sink, finals: Finals) -> None:
         assert each.resource["hw.name"] == "cpu"
 
 
-def test_bodies_are_compressed_unless_told_otherwise(sent: Sink, finals: Finals) -> None:
+def test_bodies_are_compressed_by_default(sent: Sink, finals: Finals) -> None:
     assert {headers["Content-Encoding"] for headers in sent.headers} == {"gzip"}
     with receiving() as sink:
         exporter = OtlpExporter(
@@ -354,7 +354,7 @@ def test_the_clients_trace_is_continued(finals: Finals) -> None:
     assert root.span.parent_span_id.hex() == "b7ad6b7169203331"
 
 
-def test_a_traceparent_that_an_engine_was_told_comes_through_the_fold(finals: Finals) -> None:
+def test_traceparent_survives_the_fold(finals: Finals) -> None:
     script = Script()
     front, core = script.ring("frontend"), script.ring()
     asked = front.received("a", trace=_PARENT)
@@ -441,7 +441,7 @@ def test_the_endpoint_names_the_operation(finals: Finals, endpoint: str, operati
     assert found["server.port"] == 8000
 
 
-def test_what_a_client_asked_for_is_told_in_the_conventions_types(finals: Finals) -> None:
+def test_sampling_attributes_have_the_conventions_types(finals: Finals) -> None:
     given = {
         *(("max_tokens", "64"), ("temperature", "0.5"), ("top_p", "1"), ("top_k", "20")),
         *(("seed", "-3"), ("n", "2"), ("frequency_penalty", "0.1"), ("presence_penalty", "0")),
@@ -572,7 +572,7 @@ def test_synthetic_recordings_say_so_and_unknown_engines_have_no_model(finals: F
     assert told.span.trace_id != untold.span.trace_id
 
 
-def test_who_runs_it_may_name_the_resource(finals: Finals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_may_name_the_resource(finals: Finals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=pod-1,host.name=node-7")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "by-environment")
     resource = export(finals, finals.requests[:1])[0].resource

@@ -39,18 +39,18 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         share = {name: row[name] for name in ("request", "phase", "tokens", "context")}
         shares[_key(row)].append(share | {"recomputed": row["recomputed"], "ns": row["ns"]})
     steps = [
-        {"kind": "step", **_told(row), "shares": shares.pop(_key(row), [])}
+        {"kind": "step", **_normalized(row), "shares": shares.pop(_key(row), [])}
         for row in table(folder, "steps").to_pylist()
     ]
     assert not shares, "slices of no step"
     requests = []
     for row in table(folder, "requests").to_pylist():
-        told = _told(row)
+        told = _normalized(row)
         requests.append({"kind": "request", **told, **{name: dict(told[name]) for name in _MAPS}})
     return steps + requests
 
 
-def _told(row: dict[str, Any]) -> dict[str, Any]:
+def _normalized(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in _ADDED}
 
 

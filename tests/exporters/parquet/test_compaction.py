@@ -1,4 +1,4 @@
-"""Small files become few: no row is there twice or not at all, whoever looks, crashes or writes."""
+"""Compaction: every row exists exactly once, despite readers, writers and crashes."""
 
 from __future__ import annotations
 
@@ -179,9 +179,7 @@ def test_a_crash_at_any_point_leaves_every_row_once(tmp_path: Path) -> None:
     assert outcomes == sorted(outcomes, reverse=True)
 
 
-def test_who_writes_meanwhile_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_writer_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     mine = Folder(settings)
     other = Folder(ParquetSettings(tmp_path, host="other", tables=("steps",)))
@@ -284,7 +282,7 @@ def test_folders_that_cannot_change_places_are_an_error(tmp_path: Path) -> None:
         exchange(tmp_path, tmp_path / "none")
 
 
-def test_who_asks_meanwhile_gets_the_right_sum_or_none(tmp_path: Path) -> None:
+def test_concurrent_reader_gets_the_right_sum_or_an_error(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))
     folder = Folder(settings)

@@ -59,7 +59,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None
     assert table(tmp_path, "steps")["step"].to_pylist() == whole
 
 
-def test_a_file_that_is_being_written_is_nobody_elses_to_remove(tmp_path: Path) -> None:
+def test_open_file_is_not_removed_by_other_writers(tmp_path: Path) -> None:
     first = Folder(ParquetSettings(tmp_path))
     first.write(RowBatch([step(0, 0)], offset_ns=T0_S * SECOND_NS))
     Folder(ParquetSettings(tmp_path))

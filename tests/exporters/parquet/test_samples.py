@@ -56,7 +56,7 @@ class Asked:
     lines: list[dict[str, Any]]
     answers: dict[str, list[Row]]
     folder: Path
-    """Of the files."""
+    """Columns of the files."""
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of one kind."""
@@ -149,7 +149,7 @@ def test_phases_are_the_shares_summed(asked: Asked) -> None:
     assert not any(tokens.values())
 
 
-def test_the_latest_first_tokens_are_told_latest_first(asked: Asked) -> None:
+def test_latest_first_tokens_are_listed_latest_first(asked: Asked) -> None:
     requests = [line for line in asked.of_kind("request") if not line["joined_late"]]
     waited = sorted(
         ((line["first_token_ns"] - line["arrived_ns"]) / 1e6, line) for line in requests
@@ -189,7 +189,7 @@ def total(rows: list[Row], by: tuple[str, ...], *columns: str) -> dict[tuple[Any
     return found
 
 
-def test_files_of_a_release_before_are_asked_together_with_those_of_this_one(
+def test_files_of_an_earlier_release_are_queried_with_current_ones(
     asked: Asked, tmp_path: Path
 ) -> None:
     for name in ("old", "both"):

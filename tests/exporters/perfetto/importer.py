@@ -17,7 +17,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "C": {"name": str, "pid": int, "ts": float, "args": dict},
     "M": {"name": str, "pid": int, "args": dict},
 }
-"""By the kind of an event: complete, counter, metadata (names of processes and threads)."""
+"""Required fields by event kind: complete, counter, metadata (names of processes, threads)."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from tests.report.test_why import SAMPLE
 TOTALS = RunTotals(1, 0, 0, 0, 0, "digest")
 
 
-class Told:
+class ParsedTrace:
     """A trace being written, of the sample or by hand."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Sample:
     """The sample: its trace, its lines, its records."""
 
     def __init__(self, folder: Path) -> None:
-        told = Told()
+        told = ParsedTrace()
         self.plans: list[StepPlan] = []
         self.requests: list[FinalRequest] = []
 
@@ -135,7 +135,7 @@ def test_counters_are_what_scheduler_and_steps_said(sample: Sample) -> None:
 
 
 def test_steps_that_overlap_stand_beside_each_other() -> None:
-    told = Told()
+    told = ParsedTrace()
     for index, at_s in enumerate((0.0, 0.000_001, 0.000_002)):
         told.exporter.step(step(index, at_s))  # each is two microseconds long
     tracks = told.read().of("steps of engine")
@@ -146,7 +146,7 @@ def test_steps_that_overlap_stand_beside_each_other() -> None:
 
 
 def test_replicas_have_tracks_and_counters_of_their_own() -> None:
-    told = Told()
+    told = ParsedTrace()
     for rank in (0, 1):
         for dp_rank in (0, 1):
             told.exporter.step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
@@ -169,7 +169,7 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
     assert first_ns is not None
     assert last_ns is not None
     middle_ns = (first_ns + last_ns) // 2
-    told = Told()
+    told = ParsedTrace()
     told.exporter.request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
     trace = told.read()
     ((track,),) = trace.of(f"requests of {request.engine_id}").values()
@@ -182,7 +182,7 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
 def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> None:
     request = sample.requests[0]
     at_ns = request.arrived_ns
-    told = Told()
+    told = ParsedTrace()
     first = KvTransfer(at_ns + 10, at_ns + 30, 4096, "10.0.0.7:5600")
     second = KvTransfer(at_ns + 20, at_ns + 40, 512, "prefill-0", "theirs")
     named = replace(request, external_id="mine", adapter="sql", transfers=(first, second))
@@ -203,7 +203,7 @@ def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> 
 
 
 def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample) -> None:
-    told = Told()
+    told = ParsedTrace()
     for _ in range(2):
         told.exporter.request(replace(sample.requests[0], external_id="same"))
     tracks = told.read().of(f"requests of {sample.requests[0].engine_id}")
@@ -211,7 +211,7 @@ def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample
 
 
 def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
-    told = Told()
+    told = ParsedTrace()
     at_ns = 10 * SECOND_NS
     values = {"sm_active_share": 0.5, "dram_read_bytes": 1e9, "power_w": 300.0, "pid": 7.0}
     sample = CounterSample(at_ns, "GPU-1", at_ns - SECOND_NS // 2, at_ns, "gpm", values)
@@ -228,8 +228,8 @@ def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
     assert trace.other["synthetic"] is True
 
 
-def test_a_replicas_scheduler_is_told_apart() -> None:
-    told = Told()
+def test_replicas_have_separate_scheduler_counters() -> None:
+    told = ParsedTrace()
     for ring, replica in ((1, 0), (2, 1)):
         told.exporter.listen(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
         told.exporter.listen(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
@@ -253,7 +253,7 @@ def test_the_trace_begins_at_0_with_the_first_record_of_a_process(sample: Sample
 
 
 def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() -> None:
-    told = Told()
+    told = ParsedTrace()
     opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
     told.exporter.listen(0, opened)
     told.exporter.listen(1, EngineInfo(10 * SECOND_NS, "engine"))
@@ -272,7 +272,7 @@ def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() 
 
 def test_a_machine_that_is_up_for_years_makes_no_difference(sample: Sample) -> None:
     years_ns = 20 * 365 * 86_400 * SECOND_NS
-    told = Told()
+    told = ParsedTrace()
     for index in range(100):
         told.exporter.step(step(index, (years_ns + index * 777_777) / SECOND_NS))
     trace = told.read()

@@ -93,7 +93,7 @@ def test_where_steps_overlap_all_are_given_alike_less(
     assert sum(bill.device_ns.values()) >= sum(device.values()) - 2 * 4 * len(requests)
 
 
-def test_who_is_still_served_is_not_billed_to_who_has_ended(finals: Finals) -> None:
+def test_time_of_requests_in_flight_is_not_allocated_to_ended_ones(finals: Finals) -> None:
     request = made(finals.requests[0], (300, 100, 0, 0, "stop", "a"))
     bill = CostAllocation(Tenants("a", most=1))
     bill.attributed(300, 100)

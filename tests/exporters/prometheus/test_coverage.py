@@ -120,7 +120,7 @@ def test_an_engine_is_asked_again_and_again() -> None:
 
 @contextmanager
 def covering(urls: dict[str, str], theirs: dict[str, int]) -> Iterator[Coverage]:
-    """Ask pages that count further with every question, by so much at a time."""
+    """Read pages whose counts grow by a step at every read."""
     told = dict.fromkeys(theirs, 0)
 
     def finished_of(url: str) -> float:
@@ -144,7 +144,7 @@ def test_a_star_is_the_only_engine_that_is_not_named(caplog: pytest.LogCaptureFi
         coverage.look(ours, ["named", "a-pods"])
         eventually(lambda: coverage.ratio("a-pods") == coverage.ratio("named") == 0.0)
         assert coverage.ratio("gone") is None
-        # Whoever is there instead of it has the page now, and counts anew.
+        # The engine that replaced it owns the page now and starts a new count.
         coverage.look(ours, ["another", "named"])
         eventually(lambda: coverage.ratio("another") == 0.0)
         assert coverage.ratio("a-pods") is None
@@ -169,7 +169,7 @@ def test_a_star_among_several_engines_is_none_and_said_once(
     assert "there are 2 (a, b): the page is ignored. Use ENGINE_ID: http://HOST:PORT" in line
 
 
-def test_shards_are_told_to_name_their_engines() -> None:
+def test_shards_must_name_their_engines() -> None:
     exporter = PrometheusExporter({"engine_metrics": {"*": "http://host:2"}})
     with pytest.raises(BadInput, match=r"engine_metrics has '\*', .* 2 shards have several"):
         exporter.share(1, 2)

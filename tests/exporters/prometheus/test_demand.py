@@ -1,4 +1,4 @@
-"""What an autoscaler is told, from views of a real engine with another queue."""
+"""Autoscaling signals from views of a real engine with another queue."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ OPEN = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 
 class Exported:
-    """An exporter that was told something, and its page."""
+    """An exporter with input, and its page."""
 
     def __init__(self, **settings: object) -> None:
         self.exporter = PrometheusExporter({"port": 0, **settings})
@@ -124,7 +124,7 @@ def test_tokens_by_tenant_sum_to_those_of_requests(finals: Finals, exported: Any
         ("input", sum((r.prompt_tokens or 0) - r.cached_tokens for r in requests)),
     ):
         assert scrape.total("inferscope_tenant_tokens_total", kind=kind) == num > 0
-    assert scrape.all("inferscope_cost_dollars_total") == []  # nobody has said what it costs
+    assert scrape.all("inferscope_cost_dollars_total") == []  # no price is configured
 
 
 def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
@@ -133,7 +133,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
     assert finals.view is not None
     (view,) = finals.view.engines
     kept: list[str] = []
-    """Models with a budget: it outlives the engine, and is told for as long as its window."""
+    """Models with a budget: it outlives the engine for the length of its window."""
 
     def with_model(name: str) -> Snapshot:
         assert finals.view is not None
@@ -159,9 +159,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
     assert len(nums) == 1
 
 
-def test_what_is_left_of_several_models_budgets_is_left_of_them_together(
-    finals: Finals, exported: Any
-) -> None:
+def test_budgets_of_models_with_one_label_are_merged(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     loose = replace(TTFT, objective=0.5, model="loose")
     budgets = [BudgetView(f"m{number}", TTFT, 1, 0, 1.0) for number in range(names.MOST_MODELS)]
@@ -231,9 +229,7 @@ def test_every_event_counter_is_there_before_its_first_event(finals: Finals, exp
         assert {value for _, value in told} == {0.0}
 
 
-def test_what_an_engine_in_sight_could_take_is_told_and_of_one_that_is_gone_nothing(
-    finals: Finals, exported: Any
-) -> None:
+def test_demand_is_exported_for_live_engines_only(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     (view,) = finals.view.engines
     it = exported()
@@ -248,7 +244,7 @@ def test_what_an_engine_in_sight_could_take_is_told_and_of_one_that_is_gone_noth
     assert 0 < scrape.one("inferscope_headroom_ratio") <= 1
 
 
-def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
+def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
     with receiving(status=400) as sink:
         exporters = {
             "prometheus": PrometheusExporter({"port": 0}),
@@ -281,7 +277,7 @@ def test_what_other_exporters_drop_is_told(finals: Finals) -> None:
         assert len(said) == 2, said
 
 
-def test_adapters_sum_to_what_tenants_do_and_are_absent_where_nobody_asks_for_one(
+def test_adapters_sum_to_tenants_and_are_absent_without_adapters(
     finals: Finals, exported: Any
 ) -> None:
     it = exported()
@@ -308,7 +304,7 @@ def test_adapters_sum_to_what_tenants_do_and_are_absent_where_nobody_asks_for_on
     assert scrape.one("inferscope_adapter_tokens_total", adapter="sql", kind="output") > 0
 
 
-def test_engines_whose_records_are_made_up_are_marked(finals: Finals, exported: Any) -> None:
+def test_synthetic_engines_are_marked(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     (engine,) = finals.view.engines
     made_up = replace(engine, engine_id="pretender", is_synthetic=True)

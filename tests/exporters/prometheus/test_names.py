@@ -87,16 +87,16 @@ def exported(finals: Finals) -> Scrape:
     finally:
         exporter.close()
     budget = BudgetView("m", _OBJECTIVE, 1, 0, 1.0)
-    told = (
+    exported_names = (
         *families([replace(look, coverage=0.99)], dropped={"otlp": {"closed": 0}}),
         *slo_families([(look.whole, look.view.objectives[0])], Promised((budget,), 0.0)),
         *collector_families(Running("1", "0" * 12, num_refused={"engines": 0})),
     )
-    told = (*bounded(told, order=(), guests={}, most=1000),)
-    return Scrape(page(told, is_open=False).decode())
+    exported_names = (*bounded(exported_names, order=(), guests={}, most=1000),)
+    return Scrape(page(exported_names, is_open=False).decode())
 
 
-def told(scrape: Scrape) -> str:
+def exported_names(scrape: Scrape) -> str:
     """Return a line for each: its name, its kind, and its labels beside those of all."""
     lines = []
     for family in scrape.families.values():
@@ -110,7 +110,7 @@ def told(scrape: Scrape) -> str:
 
 
 def test_names_kinds_and_labels_are_those_of_the_list(finals: Finals) -> None:
-    assert told(exported(finals)) == LIST.read_text(encoding="utf-8")
+    assert exported_names(exported(finals)) == LIST.read_text(encoding="utf-8")
 
 
 def test_promtool_finds_nothing_to_say_of_any_of_them(finals: Finals) -> None:

@@ -91,7 +91,7 @@ def test_numbers_that_are_none_are_written_as_the_format_has_them() -> None:
     assert [line.split()[-1] for line in text.splitlines()[2:]] == ["+Inf", "-Inf", "NaN", "1e+300"]
 
 
-def test_who_asks_is_understood() -> None:
+def test_accept_headers_are_parsed() -> None:
     prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
     assert wants_open(prometheus)
     assert not wants_open("text/plain")

@@ -1,4 +1,4 @@
-"""The page's server: who is let in, and that nobody keeps the others out."""
+"""The page's server: access control, and no client blocks the others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_page_is_served_as_it_is_asked_for() -> None:
         assert "python" not in headers["server"].lower()
 
 
-def test_without_the_token_nobody_is_let_in(tmp_path: Path) -> None:
+def test_requests_without_the_token_are_rejected(tmp_path: Path) -> None:
     with serving(token_file=str(token_file(tmp_path, TOKEN))) as port:
         status, body, headers = get(port)
         assert status == 401
@@ -125,7 +125,7 @@ def test_a_token_file_that_is_none_is_refused_without_being_repeated(
     assert content is None or content not in str(caught.value)
 
 
-def test_who_says_nothing_keeps_nobody_out() -> None:
+def test_silent_connections_block_no_client() -> None:
     with serving() as port:
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         try:
@@ -233,7 +233,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tls_is_spoken_and_who_does_not_shake_hands_keeps_nobody_out(certificate: Path) -> None:
+def test_tls_works_and_stalled_handshakes_block_no_client(certificate: Path) -> None:
     trusting = ssl.create_default_context(cafile=str(certificate))
     with serving(tls_cert=str(certificate), tls_key=str(certificate)) as port:
         with socket.create_connection(("127.0.0.1", port)):
@@ -379,7 +379,7 @@ def test_a_kept_connection_ends_with_the_certificates_of_its_handshake(
         ({"tenants": "a"}, "no list of names"),
         ({"tenants": ["a", "b"], "most_tenants": 1}, "more than most_tenants"),
         ({"most_tenants": -1}, "most_tenants is -1"),
-        ({"engine_metrics": ["x"]}, "engine_metrics is no section"),
+        ({"engine_metrics": ["x"]}, "engine_metrics must be a mapping"),
     ],
 )
 def test_settings_that_cannot_be_used_are_named(section: dict[str, object], told: str) -> None:

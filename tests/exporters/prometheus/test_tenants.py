@@ -15,7 +15,7 @@ def test_a_hundred_thousand_names_leave_the_number_of_labels_as_it_is() -> None:
     assert tenants.labels == []
 
 
-def test_who_comes_again_gets_a_series_and_keeps_it() -> None:
+def test_recurring_tenant_gets_a_series_and_keeps_it() -> None:
     tenants = Tenants(most=4)
     assert [tenants.label("a", 5) for _ in range(4)] == [OTHER, OTHER, "a", "a"]
     for number in range(5000):
@@ -23,7 +23,7 @@ def test_who_comes_again_gets_a_series_and_keeps_it() -> None:
     assert tenants.label("a", 5) == "a"
 
 
-def test_the_last_half_is_for_who_uses_a_good_part() -> None:
+def test_second_half_of_series_needs_a_large_share_of_use() -> None:
     tenants = Tenants(most=4)
     for name in ("a", "b"):
         for _ in range(3):
@@ -78,12 +78,12 @@ def test_there_are_never_more_than_are_wanted() -> None:
 
 
 @pytest.mark.parametrize("name", [None, ""])
-def test_who_says_no_name_is_nobody(name: str | None) -> None:
+def test_missing_name_is_labelled_none(name: str | None) -> None:
     assert Tenants(most=1).label(name, 1) == UNNAMED
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_nobody_passes_for_what_is_nobodys(name: str) -> None:
+def test_reserved_labels_cannot_be_claimed(name: str) -> None:
     tenants = Tenants([name], most=5)
     assert {tenants.label(name, 1) for _ in range(9)} == {OTHER}
     assert tenants.labels == []
