@@ -327,8 +327,10 @@ def _resources(
 
 def _provenance(counters: dict[str, Provenance]) -> dict[str, Any]:
     """Return the provenance of sampled counters; bytes read count for both directions."""
-    told = {
+    provenance = {
         name: {"method": each.method, "source": each.source, "fit": "", "error": each.error}
         for name, each in counters.items()
     }
-    return told | ({"hbm_bytes": told["hbm_read_bytes"]} if "hbm_read_bytes" in told else {})
+    return provenance | (
+        {"hbm_bytes": provenance["hbm_read_bytes"]} if "hbm_read_bytes" in provenance else {}
+    )

@@ -272,11 +272,11 @@ def _phase_attributes(
 
 def _counted(counters: RequestCounters, phase: str) -> Attributes:
     """Return the sampled counters of a phase, with their provenance."""
-    told = counters.prefill if phase == "prefill" else counters.decode
+    sampled = counters.prefill if phase == "prefill" else counters.decode
     attributes: Attributes = {}
     for counted, (name, scale) in _COUNTED.items():
-        if counted in told:
-            attributes[name] = told[counted] / scale if scale else told[counted]
+        if counted in sampled:
+            attributes[name] = sampled[counted] / scale if scale else sampled[counted]
             how = counters.provenance[counted]
             attributes[names.COUNTERS_METHOD + counted] = how.method
             if how.error is not None:

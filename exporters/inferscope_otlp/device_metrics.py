@@ -61,19 +61,27 @@ def _gauges(view: EngineView) -> Values:
     """Return the latest values of each device."""
     found: Values = []
     for device_id, device in view.counters.devices.items():
-        told, at = device.gauges, _of(device_id, device.device)
-        if "busy_share" in told:
-            found.append((names.METRIC_GPU_UTILIZATION, told["busy_share"], at))
+        gauges_of_device, at = device.gauges, _of(device_id, device.device)
+        if "busy_share" in gauges_of_device:
+            found.append((names.METRIC_GPU_UTILIZATION, gauges_of_device["busy_share"], at))
         for name, word in (
             (names.METRIC_GPU_MEMORY_USAGE, _USED),
             (names.METRIC_GPU_MEMORY_LIMIT, _TOTAL),
         ):
-            if word in told:
-                found.append((name, round(told[word]), at))
-        if _USED in told and told.get(_TOTAL):
-            found.append((names.METRIC_GPU_MEMORY_UTILIZATION, told[_USED] / told[_TOTAL], at))
-        if "power_w" in told:
-            found.append((names.METRIC_HW_POWER, told["power_w"], {**at, names.HW_TYPE: "gpu"}))
+            if word in gauges_of_device:
+                found.append((name, round(gauges_of_device[word]), at))
+        if _USED in gauges_of_device and gauges_of_device.get(_TOTAL):
+            found.append(
+                (
+                    names.METRIC_GPU_MEMORY_UTILIZATION,
+                    gauges_of_device[_USED] / gauges_of_device[_TOTAL],
+                    at,
+                )
+            )
+        if "power_w" in gauges_of_device:
+            found.append(
+                (names.METRIC_HW_POWER, gauges_of_device["power_w"], {**at, names.HW_TYPE: "gpu"})
+            )
     return found
 
 

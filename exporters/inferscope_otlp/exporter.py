@@ -133,10 +133,10 @@ class OtlpExporter:
         if settings.metrics_interval_s:
             post = _post(settings, "METRICS")
             # Only an engine's latest metrics matter: they are cumulative.
-            told = DeliveryQueue(
+            metrics_queue = DeliveryQueue(
                 self._deliver_metrics, post.stop, max_waiting=_MAX_RESOURCES, name=f"metrics {name}"
             )
-            self._metrics = (post, told)
+            self._metrics = (post, metrics_queue)
 
     def open_beside(self, former: OtlpExporter) -> None:
         """Create the clients; nothing of the former exporter is needed.
@@ -210,10 +210,10 @@ class OtlpExporter:
     def close(self) -> None:
         """Send what is waiting, within five seconds; the rest is dropped and counted."""
         if self._metrics is not None:
-            post, told = self._metrics
+            post, metrics_queue = self._metrics
             if self._real_ns:
                 self._send_metrics(self._real_ns)
-            told.close()
+            metrics_queue.close()
             post.close()
         if self._traces is not None:
             post, queue = self._traces
@@ -264,7 +264,7 @@ class OtlpExporter:
 
     def _send_metrics(self, now_ns: int) -> None:
         assert self._metrics is not None
-        told = self._metrics[1]
+        metrics_queue = self._metrics[1]
         encoded_of = {
             view.engine_id: device_metrics(view, start_ns=self._since_ns, end_ns=now_ns)
             for view in self._views
@@ -274,10 +274,10 @@ class OtlpExporter:
             encoded_of.setdefault(engine_id, []).extend(counted.encoded(engine, now_ns))
         for engine_id, encoded in encoded_of.items():
             if encoded:
-                told.put(
+                metrics_queue.put(
                     MetricsBatch(self._engines.get(engine_id) or EngineResource(engine_id), encoded)
                 )
-        told.start()
+        metrics_queue.start()
 
     def _deliver(self, batch: Sequence[Finished]) -> None:
         assert self._traces is not None

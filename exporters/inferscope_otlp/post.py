@@ -149,8 +149,8 @@ def _credentials(parts: SplitResult, header: str = "Authorization") -> dict[str,
 
 def _wait_s(answer: http.client.HTTPResponse) -> float:
     """Return the delay that the receiver requests; 0 if it requests none."""
-    asked = answer.getheader("Retry-After", "")
-    return min(float(asked), _LONGEST_WAIT_S) if asked.isdigit() else 0.0
+    retry_after = answer.getheader("Retry-After", "")
+    return min(float(retry_after), _LONGEST_WAIT_S) if retry_after.isdigit() else 0.0
 
 
 def _describe_error(error: Exception) -> str:

@@ -242,9 +242,9 @@ def _fits(path: Path, schema: pa.Schema) -> bool:
         found = pq.read_schema(path)
     except (OSError, pa.ArrowException):  # damaged or removed: leave it alone
         return False
-    told = (found.metadata or {}).get(SCHEMA_KEY.encode())
+    version = (found.metadata or {}).get(SCHEMA_KEY.encode())
     is_same = list(found) == list(schema)[: len(found)]
-    return is_same and told == str(SCHEMA_VERSION).encode()
+    return is_same and version == str(SCHEMA_VERSION).encode()
 
 
 def _merge(paths: list[Path], path: Path, schema: pa.Schema, is_over: Callable[[], bool]) -> None:

@@ -287,9 +287,9 @@ def _by_cause(rows: list[dict[str, int]], is_missing: list[bool]) -> pa.Array:
 
 
 def _blame(requests: list[FinalRequest]) -> pa.Array:
-    told = [culprit for each in requests for culprit in each.blame]
+    sampled = [culprit for each in requests for culprit in each.blame]
     kind = REQUESTS.field("blame").type.value_type
-    columns = ([one[at] for one in told] for at in range(kind.num_fields))
+    columns = ([one[at] for one in sampled] for at in range(kind.num_fields))
     return pa.ListArray.from_arrays(
         _offsets(len(each.blame) for each in requests), _struct(kind, *columns)
     )
@@ -355,7 +355,10 @@ def _use(
     found = [columns.get(name, none) for name, _ in _USE]
     if any(counters):
         found = [
-            [told.get(name, modelled) for told, modelled in zip(counters, column, strict=True)]
+            [
+                sampled.get(name, modelled)
+                for sampled, modelled in zip(counters, column, strict=True)
+            ]
             for (name, _), column in zip(_USE, found, strict=True)
         ]
     return found

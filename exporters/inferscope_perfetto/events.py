@@ -84,8 +84,8 @@ class TraceFile:
 
     def end(self, other: Args) -> None:
         """Write the file's end."""
-        told = other | {"origin_ns": self._origin_ns}
-        self._out.write(b'],"otherData":' + self._encode(told) + b"}\n")
+        event = other | {"origin_ns": self._origin_ns}
+        self._out.write(b'],"otherData":' + self._encode(event) + b"}\n")
 
     def _since_origin(self, at_ns: int) -> int:
         self.begin(at_ns)
@@ -96,16 +96,16 @@ class TraceFile:
         number = self._processes.get(name)
         if number is None:
             number = self._processes[name] = self._new_id()
-            told = {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
-            self._write(told)
+            event = {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
+            self._write(event)
         return number
 
     def _track(self, process: str, name: str) -> int:
         number = self._tracks.get((process, name))
         if number is None:
             number = self._tracks[process, name] = self._new_id()
-            told = {"ph": "M", "name": "thread_name", "pid": self._process(process)}
-            self._write(told | {"tid": number, "args": {"name": name}})
+            event = {"ph": "M", "name": "thread_name", "pid": self._process(process)}
+            self._write(event | {"tid": number, "args": {"name": name}})
         return number
 
     def _new_id(self) -> int:

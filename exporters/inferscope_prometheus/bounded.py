@@ -30,16 +30,16 @@ def bounded(
         guests: user IDs of engines of other users.
         most: maximum number of series.
     """
-    told = list(families)
+    kept_families = list(families)
     by_engine: Counter[str] = Counter()
-    for family in told:
+    for family in kept_families:
         if isinstance(family, HistogramFamily):
             by_engine.update(family.num_series())
         else:
             by_engine.update(sample.labels[_ENGINE] for sample in family.samples)
     refused = _too_many(by_engine, order, guests, most)
     if refused:
-        for family in told:
+        for family in kept_families:
             if isinstance(family, HistogramFamily):
                 family.leave_out(refused)
             else:
@@ -50,7 +50,7 @@ def bounded(
         (),
         [(names.OF_ALL, float(sum(by_engine[engine_id] for engine_id in refused)))],
     )
-    return chain(told, (left_out,))
+    return chain(kept_families, (left_out,))
 
 
 def _too_many(

@@ -169,7 +169,7 @@ class ResidualMedian:
     def __init__(self) -> None:
         self._measured_ns = 0
         self._modelled_ns = 0.0
-        self._looks: list[tuple[int, float]] = []
+        self._windows: list[tuple[int, float]] = []
 
     def add(self, step: FinalStep) -> None:
         """Add a step."""
@@ -179,10 +179,10 @@ class ResidualMedian:
 
     def look(self) -> float | None:
         """Return the median over the last ten snapshots; None without a step in them."""
-        self._looks = [*self._looks[-9:], (self._measured_ns, self._modelled_ns)]
+        self._windows = [*self._windows[-9:], (self._measured_ns, self._modelled_ns)]
         self._measured_ns, self._modelled_ns = 0, 0.0
-        modelled_ns = sum(look[1] for look in self._looks)
-        return sum(look[0] for look in self._looks) / modelled_ns - 1.0 if modelled_ns else None
+        modelled_ns = sum(look[1] for look in self._windows)
+        return sum(look[0] for look in self._windows) / modelled_ns - 1.0 if modelled_ns else None
 
 
 class EngineCounters:

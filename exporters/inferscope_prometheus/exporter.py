@@ -208,26 +208,26 @@ class PrometheusExporter:
         trace_id = self._kept_trace(request)
         self._counters_of(request.engine_id).request(request, trace_id=trace_id)
 
-    def look(self, snapshot: Snapshot) -> None:
+    def sample(self, snapshot: Snapshot) -> None:
         """Publish the current values; drop those of expired engines."""
         offset_ns = snapshot.real_ns - snapshot.mono_ns
         if abs(offset_ns - self._offset_ns) > _WAS_SET_NS:
             self._offset_ns = offset_ns
-        looks = tuple(self._sample(view, snapshot) for view in snapshot.engines)
+        samples = tuple(self._sample(view, snapshot) for view in snapshot.engines)
         in_sight = {view.engine_id for view in snapshot.engines}
         for engine_id in self._by_engine.keys() - in_sight:
             del self._by_engine[engine_id]
         promised = snapshot.promised and labelled(snapshot.promised, self._model)
         self._published.now = ModelPage(
-            looks, replace(snapshot, promised=promised), time.monotonic_ns()
+            samples, replace(snapshot, promised=promised), time.monotonic_ns()
         )
         if self._coverage is not None:
             ours = {
-                look.view.engine_id: sum(
+                sample.view.engine_id: sum(
                     sum(num for why, num in counts.finishes.items() if why not in names.REFUSALS)
-                    for counts in look.by_replica.values()
+                    for counts in sample.by_replica.values()
                 )
-                for look in looks
+                for sample in samples
             }
             self._coverage.look(ours, [v.engine_id for v in snapshot.engines if v.is_alive])
 
@@ -293,7 +293,7 @@ class PrometheusExporter:
 class ModelPage:
     """Content of one scrape."""
 
-    looks: tuple[EngineSample, ...] = ()
+    samples: tuple[EngineSample, ...] = ()
     snapshot: Snapshot | None = None
     """Snapshot of the samples; None before the first."""
     published_ns: int = 0
@@ -321,16 +321,20 @@ class PublishedPages:
         now = self.now
         snapshot, age_ns = now.snapshot, time.monotonic_ns() - now.published_ns
         if snapshot is None:
-            return page(families(now.looks), is_open=is_open)
-        told = families(now.looks, dropped=snapshot.dropped, age_ns=age_ns)
+            return page(families(now.samples), is_open=is_open)
+        families_shown = families(now.samples, dropped=snapshot.dropped, age_ns=age_ns)
         if snapshot.promised is not None:
-            counts = [(look.whole, one) for look in now.looks for one in look.view.objectives]
-            told = chain(told, slo_families(counts, snapshot.promised))
+            counts = [
+                (sample.whole, one) for sample in now.samples for one in sample.view.objectives
+            ]
+            families_shown = chain(families_shown, slo_families(counts, snapshot.promised))
         if snapshot.running is not None:
-            told = chain(told, collector_families(snapshot.running))
-        order = [look.view.engine_id for look in now.looks]
-        told = bounded(told, order=order, guests=snapshot.guests, most=self._max_series)
-        return page(told, is_open=is_open)
+            families_shown = chain(families_shown, collector_families(snapshot.running))
+        order = [sample.view.engine_id for sample in now.samples]
+        families_shown = bounded(
+            families_shown, order=order, guests=snapshot.guests, most=self._max_series
+        )
+        return page(families_shown, is_open=is_open)
 
 
 def _no_trace(request: FinalRequest) -> str | None:

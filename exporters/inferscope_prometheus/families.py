@@ -76,35 +76,42 @@ def families(
         "inferscope_folded_timestamp_seconds",
         "Wall time through which the engine's records are folded.",
         (),
-        ((look.whole, (look.view.folded_ns + look.offset_ns) / 1e9) for look in samples),
+        ((sample.whole, (sample.view.folded_ns + sample.offset_ns) / 1e9) for sample in samples),
     )
     yield from _histograms(samples)
-    replicas = [(look.labels(rank), c) for look in samples for rank, c in look.by_replica.items()]
+    replicas = [
+        (sample.labels(rank), c) for sample in samples for rank, c in sample.by_replica.items()
+    ]
     yield from _counters(replicas)
     yield from _admissions(samples)
     yield from _ranks(samples)
     yield from _overdue(samples)
     yield from tenants(
-        [(look.whole, look.device_ns, look.tenant_tokens, look.dollars) for look in samples]
+        [
+            (sample.whole, sample.device_ns, sample.tenant_tokens, sample.dollars)
+            for sample in samples
+        ]
     )
-    yield from adapters([(look.whole, look.adapter_ns, look.adapter_tokens) for look in samples])
+    yield from adapters(
+        [(sample.whole, sample.adapter_ns, sample.adapter_tokens) for sample in samples]
+    )
     yield from _devices(samples)
     yield from _counted(samples)
     yield from _device_health(samples)
     yield from _gauges(samples)
-    yield from demand((look.whole, look.view, look.lag_ns + age_ns) for look in samples)
+    yield from demand((sample.whole, sample.view, sample.lag_ns + age_ns) for sample in samples)
     yield from _health(samples, dropped or {})
 
 
 def _histograms(samples: list[EngineSample]) -> Iterator[Metric]:
     replicas = [
-        (look.labels(rank), counts, look.offset_ns)
-        for look in samples
-        for rank, counts in look.by_replica.items()
+        (sample.labels(rank), counts, sample.offset_ns)
+        for sample in samples
+        for rank, counts in sample.by_replica.items()
     ]
-    for name, (bounds, says) in names.HISTOGRAMS.items():
+    for name, (bounds, help_text) in names.HISTOGRAMS.items():
         full = f"inferscope_{name}_seconds"
-        family = HistogramFamily(full, says, labels=names.LABELS, bounds_s=bounds)
+        family = HistogramFamily(full, help_text, labels=names.LABELS, bounds_s=bounds)
         for labels, counts, offset_ns in replicas:
             family.add(labels, counts.histograms[name], offset_ns)
         yield family
@@ -165,9 +172,9 @@ def _counters(replicas: list[tuple[tuple[str, ...], ReplicaCounters]]) -> Iterat
 def _admissions(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the admissions of engines whose scheduler is observed."""
     rows = [
-        (look.whole, float(look.view.num_admissions))
-        for look in samples
-        if look.view.num_admissions is not None
+        (sample.whole, float(sample.view.num_admissions))
+        for sample in samples
+        if sample.view.num_admissions is not None
     ]
     if rows:
         yield _counter(
@@ -181,10 +188,10 @@ def _admissions(samples: list[EngineSample]) -> Iterator[Metric]:
 def _ranks(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the step time of ranks that compute together, if there are several, on any host."""
     rows = [
-        ((*look.labels(dp_rank), str(rank)), ns / 1e9)
-        for look in samples
-        for dp_rank, counts in look.by_replica.items()
-        if len(counts.rank_ns) > 1 or look.view.deployment.team_ranks > 1
+        ((*sample.labels(dp_rank), str(rank)), ns / 1e9)
+        for sample in samples
+        for dp_rank, counts in sample.by_replica.items()
+        if len(counts.rank_ns) > 1 or sample.view.deployment.team_ranks > 1
         for rank, ns in sorted(counts.rank_ns.items())
     ]
     if rows:
@@ -199,10 +206,10 @@ def _ranks(samples: list[EngineSample]) -> Iterator[Metric]:
 def _overdue(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the time for which ranks have waited for an overdue rank."""
     rows = [
-        ((*look.labels(each.dp_rank), str(each.rank)), each.overdue_ns / 1e9)
-        for look in samples
-        if look.view.is_alive
-        for each in look.view.ranks
+        ((*sample.labels(each.dp_rank), str(each.rank)), each.overdue_ns / 1e9)
+        for sample in samples
+        if sample.view.is_alive
+        for each in sample.view.ranks
     ]
     if rows:
         yield _gauge(
@@ -215,9 +222,9 @@ def _overdue(samples: list[EngineSample]) -> Iterator[Metric]:
 
 def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
     rows = [
-        ((*look.whole, device.device, phase), ns / 1e9)
-        for look in samples
-        for device in look.view.devices
+        ((*sample.whole, device.device, phase), ns / 1e9)
+        for sample in samples
+        for device in sample.view.devices
         for phase, ns in device.seconds_by_ns.items()
     ]
     if rows:
@@ -228,10 +235,10 @@ def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
             rows,
         )
     rows = [
-        ((*look.labels(rank), look.device, phase), flops)
-        for look in samples
-        if look.view.is_counted
-        for rank, counts in look.by_replica.items()
+        ((*sample.labels(rank), sample.device, phase), flops)
+        for sample in samples
+        if sample.view.is_counted
+        for rank, counts in sample.by_replica.items()
         for phase, flops in counts.flops.items()
     ]
     if rows:
@@ -242,11 +249,11 @@ def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
             rows,
         )
     rows = [
-        ((*look.whole, name, source), flops_s)
-        for look in samples
-        if look.view.is_alive
-        for name in {device.device.partition("#")[0]: None for device in look.view.devices}
-        for source, flops_s in look.view.counters.compute_peaks_flops_s.items()
+        ((*sample.whole, name, source), flops_s)
+        for sample in samples
+        if sample.view.is_alive
+        for name in {device.device.partition("#")[0]: None for device in sample.view.devices}
+        for source, flops_s in sample.view.counters.compute_peaks_flops_s.items()
     ]
     if rows:
         yield _gauge(
@@ -256,7 +263,9 @@ def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
             rows,
         )
     rows = [
-        ((*look.whole, look.device), look.residual) for look in samples if look.residual is not None
+        ((*sample.whole, sample.device), sample.residual)
+        for sample in samples
+        if sample.residual is not None
     ]
     if rows:
         yield _gauge(
@@ -266,9 +275,9 @@ def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
             rows,
         )
     rows = [
-        ((*look.whole, model.mode, model.source), model.residual)
-        for look in samples
-        for model in look.view.cost_models
+        ((*sample.whole, model.mode, model.source), model.residual)
+        for sample in samples
+        for model in sample.view.cost_models
         if model.residual is not None
     ]
     if rows:
@@ -282,26 +291,26 @@ def _devices(samples: list[EngineSample]) -> Iterator[Metric]:
 
 def _counted(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the families of sampled counters; absent sources have none."""
-    told = [
-        ((*look.whole, name), device)
-        for look in samples
-        for name, device in look.view.counters.devices.items()
+    by_device = [
+        ((*sample.whole, name), device)
+        for sample in samples
+        for name, device in sample.view.counters.devices.items()
     ]
-    for counted, name, scale, says in (
+    for counted, name, scale, help_text in (
         ("sm_active_ns", "gpu_sm_active_seconds", 1e9, "Time with SMs active, mean over SMs."),
         ("gpu_busy_ns", "gpu_busy_seconds", 1e9, "Time of steps with any kernel running."),
         ("energy_uj", "energy_joules", 1e6, "Energy; apportioned by regression, idle time aside."),
     ):
         rows = [
             ((*at, phase), number / scale)
-            for at, device in told
+            for at, device in by_device
             for phase, number in device.totals.get(counted, {}).items()
         ]
         if rows:
-            yield _counter(f"inferscope_{name}", says, ("gpu", "phase"), rows)
+            yield _counter(f"inferscope_{name}", help_text, ("gpu", "phase"), rows)
     rows = [
         ((*at, phase, direction), float(number))
-        for at, device in told
+        for at, device in by_device
         for direction in ("read", "write")
         for phase, number in device.totals.get(f"hbm_{direction}_bytes", {}).items()
     ]
@@ -313,9 +322,9 @@ def _counted(samples: list[EngineSample]) -> Iterator[Metric]:
             rows,
         )
     rows = [
-        ((*look.whole, names.FITTED[counted]), error)
-        for look in samples
-        for counted, error in look.view.counters.errors.items()
+        ((*sample.whole, names.FITTED[counted]), error)
+        for sample in samples
+        for counted, error in sample.view.counters.errors.items()
         if error is not None
     ]
     if rows:
@@ -325,7 +334,7 @@ def _counted(samples: list[EngineSample]) -> Iterator[Metric]:
             ("counted",),
             rows,
         )
-    for word, name, says in (
+    for word, name, help_text in (
         (
             "sm_active_share",
             "gpu_sm_active_ratio",
@@ -336,27 +345,27 @@ def _counted(samples: list[EngineSample]) -> Iterator[Metric]:
         ("dram_peak_bytes_per_s", "gpu_hbm_peak_bytes_per_second", "Device memory's peak rate."),
     ):
         rows = [
-            ((*look.whole, name), device.gauges[word])
-            for look in samples
-            if look.view.is_alive
-            for name, device in look.view.counters.devices.items()
+            ((*sample.whole, name), device.gauges[word])
+            for sample in samples
+            if sample.view.is_alive
+            for name, device in sample.view.counters.devices.items()
             if word in device.gauges
         ]
         if rows:
-            yield _gauge(f"inferscope_{name}", says, ("gpu",), rows)
+            yield _gauge(f"inferscope_{name}", help_text, ("gpu",), rows)
 
 
 def _device_health(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the causes of reduced clocks, as reported by drivers; each exists from the start."""
-    told = [
-        ((*look.whole, device.device), device.health)
-        for look in samples
-        for device in look.view.devices
+    by_device = [
+        ((*sample.whole, device.device), device.health)
+        for sample in samples
+        for device in sample.view.devices
         if device.health is not None
     ]
     rows = [
         ((*at, reason), ns / 1e9)
-        for at, health in told
+        for at, health in by_device
         for reason, ns in (health.throttle_ns or {}).items()
     ]
     if rows:
@@ -368,7 +377,7 @@ def _device_health(samples: list[EngineSample]) -> Iterator[Metric]:
         )
     rows = [
         ((*at, reason), float(num))
-        for at, health in told
+        for at, health in by_device
         if health.xids is not None
         for reason, num in (dict.fromkeys(names.XIDS, 0) | health.xids).items()
     ]
@@ -383,7 +392,7 @@ def _device_health(samples: list[EngineSample]) -> Iterator[Metric]:
 
 def _gauges(samples: list[EngineSample]) -> Iterator[Metric]:
     """Return the gauges of engines that are alive."""
-    alive = [(look.whole, look.view) for look in samples if look.view.is_alive]
+    alive = [(sample.whole, sample.view) for sample in samples if sample.view.is_alive]
     yield _gauge(
         "inferscope_requests_running",
         "Requests admitted.",
@@ -417,13 +426,13 @@ def _gauges(samples: list[EngineSample]) -> Iterator[Metric]:
             *("tp", "pp", "dp", "ep", "gpu", "config_hash", "synthetic"),
         ),
     )
-    for look in samples:
-        view, how = look.view, look.view.deployment
+    for sample in samples:
+        view, how = sample.view, sample.view.deployment
         sizes = (how.tensor_ranks, how.pipeline_ranks, how.data_ranks, how.expert_ranks)
         what = (view.version, how.revision, how.quantization)
         origin = "true" if view.is_synthetic else "false"
-        told = (*map(str, sizes), look.device, how.options_hash, origin)
-        info.add_metric([*look.whole, *what, *told], 1)
+        by_device = (*map(str, sizes), sample.device, how.options_hash, origin)
+        info.add_metric([*sample.whole, *what, *by_device], 1)
     yield info
 
 
@@ -431,17 +440,19 @@ def _health(
     samples: list[EngineSample], dropped: Mapping[str, Mapping[str, int]]
 ) -> Iterator[Metric]:
     rows = []
-    for look in samples:
-        view = look.view
+    for sample in samples:
+        view = sample.view
         is_up = {
             "probe": view.is_alive and view.health.probe_state == "on",
             "device_clock": view.is_alive and view.clock == "device",
             **dict.fromkeys(view.counters.up, view.is_alive),
         }
-        rows += [((*look.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
+        rows += [((*sample.whole, each), float(is_up.get(each, False))) for each in names.SOURCES]
     yield _gauge("inferscope_source_up", "Whether a data source is available.", ("source",), rows)
     rows = [
-        ((*look.whole, look.device), look.coverage) for look in samples if look.coverage is not None
+        ((*sample.whole, sample.device), sample.coverage)
+        for sample in samples
+        if sample.coverage is not None
     ]
     if rows:
         yield _gauge(
@@ -451,12 +462,12 @@ def _health(
             rows,
         )
     rows = []
-    for look in samples:
-        health = look.view.health
-        late = sum(counts.num_joined_late for counts in look.by_replica.values())
+    for sample in samples:
+        health = sample.view.health
+        late = sum(counts.num_joined_late for counts in sample.by_replica.values())
         drops = (health.num_lost, health.num_unknown, health.num_unjoined, late, health.num_refused)
         rows += [
-            ((*look.whole, *which), float(num))
+            ((*sample.whole, *which), float(num))
             for which, num in zip(names.DROPS, drops, strict=True)
         ]
     rows += [

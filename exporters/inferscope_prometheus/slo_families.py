@@ -17,14 +17,14 @@ ObjectiveRows = Iterable[tuple[tuple[str, ...], ObjectiveCount]]
 _LABELS = (*names.LABELS, "slo")
 
 
-def slo_families(told: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
+def slo_families(counts: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
     """Return the families at one time.
 
     Args:
-        told: each engine's counts, with the values of LABELS.
+        counts: each engine's counts, with the values of LABELS.
         promised: the budgets, over all engines of a host, by model label.
     """
-    told = list(told)
+    counts = list(counts)
     requests = CounterMetricFamily(
         "inferscope_slo_requests",
         "Judged requests, good or bad; an unfinished one is bad once it is late.",
@@ -46,7 +46,7 @@ def slo_families(told: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
     objective = GaugeMetricFamily(
         "inferscope_slo_objective_ratio", "Target share of good requests.", labels=_LABELS
     )
-    for labels, count in told:
+    for labels, count in counts:
         one = count.objective
         at = (*labels, one.name)
         requests.add_metric([*at, "good"], count.num_good)

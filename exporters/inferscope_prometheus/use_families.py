@@ -68,12 +68,12 @@ def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Met
         samples: for each engine its labels, device ns by adapter and phase, tokens by adapter and
             kind.
     """
-    told = [
+    demands = [
         (at, device_ns, tokens)
         for at, device_ns, tokens in samples
         if any(num for (adapter, _), num in tokens.items() if adapter != UNNAMED)
     ]
-    if not told:
+    if not demands:
         return
     yield counter(
         "inferscope_adapter_gpu_seconds",
@@ -81,7 +81,7 @@ def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Met
         ("adapter", "phase"),
         (
             ((*at, *which), ns / 1e9)
-            for at, device_ns, _ in told
+            for at, device_ns, _ in demands
             for which, ns in device_ns.items()
             if which[0] not in (WASTE, IDLE)
         ),
@@ -90,7 +90,7 @@ def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Met
         "inferscope_adapter_tokens",
         "Tokens of ended requests, by LoRA adapter.",
         ("adapter", "kind"),
-        (((*at, *which), float(num)) for at, _, tokens in told for which, num in tokens.items()),
+        (((*at, *which), float(num)) for at, _, tokens in demands for which, num in tokens.items()),
     )
 
 
@@ -100,11 +100,11 @@ def demand(samples: Iterable[tuple[Labels, EngineView, int]]) -> Iterator[Metric
     Args:
         samples: for each engine its labels, its view, and the age of the view in ns.
     """
-    told = [(at, demand_of(view, lag_ns=lag_ns)) for at, view, lag_ns in samples]
+    demands = [(at, demand_of(view, lag_ns=lag_ns)) for at, view, lag_ns in samples]
     for name, says in names.DEMAND.items():
         rows = [
             (at, float(number))
-            for at, each in told
+            for at, each in demands
             if each is not None and (number := getattr(each, name)) is not None
         ]
         if rows:
