@@ -31,7 +31,7 @@ class NotDelivered(Exception):
     """Failed delivery of a batch; the message is the reason.
 
     Attributes:
-        again_after_s: minimum delay before a retry; None: no retry.
+        retry_after_s: minimum delay before a retry; None: no retry.
     """
 
     def __init__(self, reason: str, *, retry_after_s: float | None) -> None:

@@ -191,7 +191,7 @@ class EngineCounters:
     Attributes:
         by_replica: counters by data-parallel rank.
         residual: residual of its cost model.
-        bills: cost allocations of its devices' time, by tenant and by adapter.
+        allocations: cost allocations of its devices' time, by tenant and by adapter.
     """
 
     def __init__(self, *allocations: CostAllocation) -> None:
