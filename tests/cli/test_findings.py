@@ -116,7 +116,7 @@ def test_why_says_which_objectives_were_missed_and_what_would_have_let_it_pass(
     said = " ".join(inferscope(*asked, rings=tmp_path).stdout.split())
     assert "It missed TTFT 300.0 ms by 91.3 ms." in said
     assert "It missed TPOT 20.0 ms by" in said
-    assert "But for preempted (374.1 ms) it would have met the objective." in said
+    assert "Without preempted (374.1 ms) it would have met the objective." in said
     assert "compliant requests of similar length: preempted +374.1 ms" in said
     assert "Main cause: preempted" in said
     assert "It met E2E 2.0 s." in said

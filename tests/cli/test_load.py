@@ -213,7 +213,7 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("ftp://here",), "is no server's URL"),
+        (("ftp://here",), "is not a server URL"),
         (("http://u:p@127.0.0.1:9",), "--api-key-env"),
         (("127.0.0.1:9", "--run-name", "a b"), "'a b'"),
         (("127.0.0.1:9", "--burst", "3"), "--burst-every"),

@@ -40,8 +40,8 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
         ("http://", 2, "is not a server address"),
         ("ftp://localhost:1", 2, "is not a server address"),
         ("localhost:1", 1, "cannot be reached"),
-        ("{page}", 1, "is the page of no server known here"),
-        ("{page}/elsewhere", 1, "is the page of no server known here"),
+        ("{page}", 1, "does not match a known server"),
+        ("{page}/elsewhere", 1, "does not match a known server"),
         ("{page} --since -5m", 2, "has no past"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_healthy_run_shows_nothing(served: Serve) -> None:
     judged = served(at_ease())
     assert judged.ids == set()
     text = findings_text((judged.of_engine,), width=100)
-    assert "Nothing found" in text
+    assert "No findings" in text
     assert "TTFT without others' decodes" in text
 
 
@@ -75,7 +75,7 @@ def test_too_few_requests_are_not_judged(served: Serve) -> None:
     judged = served(asks(FEWEST_REQUESTS - 1, every=1, prompt_tokens=8, max_tokens=2))
     assert judged.of_engine.findings is None
     assert judged.of_engine.disaggregation is None
-    assert "no run to judge" in findings_text((judged.of_engine,), width=80)
+    assert "Not analyzed" in findings_text((judged.of_engine,), width=80)
 
 
 def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve) -> None:
@@ -117,7 +117,7 @@ def test_a_batch_beyond_what_the_device_gives_is_found(
 
 
 @pytest.mark.parametrize(
-    ("cause", "advice"), [("queue", "Work on admission"), ("frontend", "on the cause named above")]
+    ("cause", "advice"), [("queue", "Work on admission"), ("frontend", "the cause named above")]
 )
 def test_late_first_tokens_are_laid_to_their_own_cause(cause: str, advice: str) -> None:
     run = RunSummary("engine")

@@ -139,7 +139,7 @@ def test_a_load_that_measures_the_prefix_cache_says_so(
     summary = tally.summary()
     assert summary.cached_share == cached / 100
     assert summary.was_seen_before == was_seen
-    assert ("THE SERVER HAD SEEN THESE PROMPTS" in summary_text(summary)) == was_seen
+    assert ("THE SERVER HAD CACHED THESE PROMPTS" in summary_text(summary)) == was_seen
     assert f"({3 * cached} from its cache, {cached}%)" in summary_text(summary)
 
 

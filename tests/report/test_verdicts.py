@@ -24,7 +24,7 @@ def test_the_fewest_causes_are_listed_with_their_time() -> None:
     (said,) = verdicts(judged(life, Objective("ttft", 150 * MS)))
     assert "It missed TTFT 150.0 ms by 450.0 ms." in said
     assert (
-        "But for queue (300.0 ms) and cpu_gap (200.0 ms) it would have met the objective." in said
+        "Without queue (300.0 ms) and cpu_gap (200.0 ms) it would have met the objective." in said
     )
     assert "Too few compliant requests" in said
     assert "Main cause" not in said

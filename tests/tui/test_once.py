@@ -27,7 +27,7 @@ def test_ascii_text_is_ascii() -> None:
 
 def test_nothing_to_show_is_said() -> None:
     nothing = replace(moving_snapshot(), engines=(), notes=("a block is damaged",))
-    assert "no engine has written anything yet" in once_text(nothing)
+    assert "no records from an engine yet" in once_text(nothing)
     assert "note: a block is damaged" in once_text(nothing)
     idle = with_requests(moving_snapshot(), ())
     assert "Requests: 0 live, 0 of 607 done in 60 s\n" in once_text(idle)
