@@ -33,8 +33,8 @@ def test_the_fewest_causes_are_listed_with_their_time() -> None:
 def test_what_would_have_let_it_pass_is_said_to_be_of_first_order() -> None:
     life = Lived({"queue": 300 * MS, "prefill_own": 100 * MS})
     facts = judged(life, Objective("ttft", 150 * MS))
-    assert any("to first order" in caveat for caveat in why(facts).caveats)
-    assert not any("to first order" in caveat for caveat in why(FACTS).caveats)
+    assert any("first-order estimate" in caveat for caveat in why(facts).caveats)
+    assert not any("first-order estimate" in caveat for caveat in why(FACTS).caveats)
 
 
 def test_own_work_that_is_too_slow_by_itself_is_said_to_be() -> None:

@@ -263,7 +263,7 @@ def test_any_ledger_is_explained_and_closed(
     assert (len(report.rows) > len(ledger_ns)) == (rest_ns > 0)
     closes = "Every nanosecond is accounted for" in report.caveats[0]
     assert closes == (rest_ns == 0)
-    assert "fault of InferScope" not in report.caveats[0] or (is_over and not joined_late)
+    assert "InferScope bug" not in report.caveats[0] or (is_over and not joined_late)
     for row in report.rows:
         if row.cause in CAUSE_MEANINGS:
             assert row.sentence.startswith(CAUSE_MEANINGS[row.cause])
@@ -330,7 +330,7 @@ def test_a_request_without_a_ledger_is_said_to_have_none(is_over: bool) -> None:
     assert report.rows == ()
     assert report.conclusions == ()
     assert report.caveats[0].startswith("It has no ledger (core not observed): ")
-    assert "fault of InferScope" not in " ".join(report.caveats)
+    assert "InferScope bug" not in " ".join(report.caveats)
     text = to_text(report, width=100)
     assert "frontend" not in text
     assert "its first token came after 100" in text

@@ -212,7 +212,7 @@ def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
     closed = Health("closed", 0.004, 9, 0, 0, 0, 0, "")
     ended = with_view(moving_snapshot(), health=closed, is_alive=False)
     assert caveats(Scene(snapshot=ended)) == []
-    assert "went silent" not in panels.largest_problem(ended.engines[0])
+    assert "stopped reporting" not in panels.largest_problem(ended.engines[0])
 
 
 @pytest.mark.parametrize(("num_steps", "is_provisional"), [(23, True), (0, True), (80, False)])

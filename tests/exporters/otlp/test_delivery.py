@@ -472,7 +472,7 @@ def test_only_grpc_needs_a_package_and_its_absence_is_one_line() -> None:
         ({"headers": ["authorization"]}, "headers"),
         ({"headers": {"authorization": 7}}, "'authorization'"),
         ({"service_name": ""}, "service_name"),
-        ("http://127.0.0.1:4318", "no mapping"),
+        ("http://127.0.0.1:4318", "must be a mapping"),
     ],
 )
 def test_bad_settings_name_the_value_and_what_to_do(section: object, told: str) -> None:

@@ -376,7 +376,7 @@ def test_a_kept_connection_ends_with_the_certificates_of_its_handshake(
         ({"token_file": 3}, "token_file is 3"),
         ({"price_per_gpu_hour": "2"}, "price_per_gpu_hour is '2'"),
         ({"price_per_gpu_hour": 0}, "price_per_gpu_hour is 0"),
-        ({"tenants": "a"}, "no list of names"),
+        ({"tenants": "a"}, "a list of names"),
         ({"tenants": ["a", "b"], "most_tenants": 1}, "more than most_tenants"),
         ({"most_tenants": -1}, "most_tenants is -1"),
         ({"engine_metrics": ["x"]}, "engine_metrics must be a mapping"),
