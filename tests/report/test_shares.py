@@ -177,7 +177,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(of_the_sample: Shares, wi
     text = to_text(of_the_sample, most=5, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert ("marginal ms" in text) is (width >= 110)
-    assert ("needs a wider terminal" in " ".join(text.split())) is (width < 110)
+    assert ("need a wider terminal" in " ".join(text.split())) is (width < 110)
 
 
 def printed(line: str) -> tuple[int, int, int, int]:
