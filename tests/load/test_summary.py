@@ -52,7 +52,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
 
 
 def test_what_a_server_says_moves_no_cursor() -> None:
-    tally, failed = Tally(), request("error")
+    tally, failed = LoadStats(), request("error")
     failed.detail = "\x1b[2J\x9b5m\r\n"
     tally.add(failed)
     assert "1 x HTTP 500: ?[2J?5m??" in (text := summary_text(tally.summary()))

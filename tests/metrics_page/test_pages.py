@@ -225,7 +225,7 @@ def test_a_histogram_of_nothing_has_no_quantiles() -> None:
 def test_any_histogram_of_usable_numbers_has_quantiles_or_none(
     counts: list[float], observed_s: float
 ) -> None:
-    histogram = Histogram((1.0, math.inf), tuple(sorted(counts)), observed_s)
+    histogram = PageHistogram((1.0, math.inf), tuple(sorted(counts)), observed_s)
     found = quantiles(histogram)
     assert (found is None) == (round(max(counts)) < 1)
 
