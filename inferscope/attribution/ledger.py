@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import deque
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,7 +38,6 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.replicas import Replica, Replicas
-from inferscope.cost.step_table import product
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -128,8 +126,6 @@ _IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
 _IN_FLIGHT = (WAITING, RUNNING, HELD)
 _UP_TO_FIRST, _ON_ITS_WAY, _AFTER = range(3)
 """Parts of a request's partition."""
-_FEWEST_IN_RUN = 3
-"""Steps: the first and the last are booked as any."""
 _MOST_RECENT = 64
 """Steps of one engine that overlap, at most."""
 _AT_NS = attrgetter("at_ns")
@@ -604,10 +600,7 @@ class Ledger:
             [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
             + [(0, 0, _CARRIED, 0)]
         ).T.copy()
-        runs = self._runs(columns, emitted_ns, slot, block_of, live, members)
         kept = (slot != NOBODY).nonzero()[0]
-        if runs is not None:
-            kept = (~runs.is_inside & (slot != NOBODY)).nonzero()[0]
         # One row for where each request stands, and behind it its boundaries.
         slots = np.concatenate([live, slot[kept]])
         small = np.uint16 if len(self.state) <= 1 << 16 else np.int64
@@ -628,9 +621,6 @@ class Ledger:
             times_ns[is_first] = self.mark_ns[live]
         starts, group = is_first.nonzero()[0], is_first.cumsum() - 1
         before_ns, mark_ns = _marks(tail_ns, group, starts)
-        followed = None if runs is None else runs.followed(place)
-        if followed is not None:
-            before_ns[followed[0]] = followed[1]
         ending = (_ENDS_STEP[kind] & (before_ns > at_ns)).nonzero()[0].tolist()
         uncut_ns = end_ns
         if ending:
@@ -638,8 +628,6 @@ class Ledger:
             for row in ending:
                 _end_steps(at_ns, end_ns, tail_ns, kind, slice(starts[group[row]] + 1, row + 1))
             before_ns, mark_ns = _marks(tail_ns, group, starts)
-            if followed is not None:
-                before_ns[followed[0]] = followed[1]
         from_ns = np.maximum(at_ns, before_ns)
         is_step = kind == STEP
         rows = is_step.nonzero()[0]
@@ -672,7 +660,7 @@ class Ledger:
         part[1:] = np.maximum(part[1:], behind_part[:-1] * ~is_first[1:])
         part = np.maximum.accumulate(part + 4 * group) - 4 * group
         cell = (group * 3 + part) * _NUM
-        booked = _Booked()
+        booked = np.zeros(len(live) * 3 * _NUM, dtype=np.int64)
         self._book_gaps(
             booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group]
         )
@@ -680,114 +668,17 @@ class Ledger:
         members.book(booked, cell[rows], member, took_ns)
         tail = has_tail.nonzero()[0]
         late_ns = np.maximum(tail_ns - np.maximum(end_ns, before_ns), 0)[tail]
-        booked.add(cell[tail] + _OUTPUT, late_ns)
-        rows_ns = booked.summed(len(live) * 3 * _NUM).reshape(len(live), 3, _NUM)
-        if runs is not None:
-            rows_ns[:, _AFTER] += runs.booked
-        self._rows[live] += np.rint(rows_ns).astype(np.int64)
+        np.add.at(booked, cell[tail] + _OUTPUT, late_ns)
+        self._rows[live] += booked.reshape(len(live), 3, _NUM)
         last = np.append(starts[1:], len(kind)) - 1
         self.mark_ns[live] = mark_ns[last]
         self._state[live], self._substate[live] = state[last], substate[last]
         self._part[live] = np.maximum(part[last], behind_part[last])
         self._has_prefilled[live] = (has_prefilled | is_prefill)[last]
 
-    def _runs(
-        self,
-        columns: Ints,
-        emitted_ns: Ints,
-        slot: Ints,
-        block_of: Ints,
-        live: Ints,
-        members: _Members,
-    ) -> _Runs | None:
-        """Book decode steps of a request that follow each other with nothing else between them.
-
-        All that is booked of such a step but the member's own part is the same for its members, so
-        it is one sum over steps for each request. Only steps from which the token leaves before
-        the next one begins are taken, behind the request's first token.
-
-        Args:
-            columns: [4, blocks + 1], times and kinds.
-            emitted_ns: [blocks + 1].
-            slot: [rows].
-            block_of: [rows].
-            live: the slots.
-            members: of the steps.
-        """
-        at_ns, end_ns, kind, _ = columns[:, :-1]
-        if len(slot) < 2 * len(kind):
-            return None  # of so few rows the sums take longer than the rows
-        emitted_ns = emitted_ns[:-1]
-        plain = ((emitted_ns >= 0) & (kind == STEP)).nonzero()[0]
-        if len(plain) < _FEWEST_IN_RUN or len(self.replicas.by_rank) > 1:
-            return None
-        num, width = len(plain), len(live)
-        over_ns = np.maximum.accumulate(np.maximum(end_ns, emitted_ns))
-        over_ns = np.append(0, over_ns[:-1])[plain]
-        is_clear = at_ns[plain] >= over_ns
-        step = members.step_of[members.at[np.searchsorted(block_of, plain)]]
-        is_clear &= members.whole_ns[step] == (end_ns - at_ns)[plain]
-        place = np.empty(len(self.state), dtype=np.int64)
-        place[live] = np.arange(width)
-        of_block = np.full(len(kind), -1)
-        of_block[plain] = np.arange(num)
-        known = (slot != NOBODY).nonzero()[0]
-        of_row, column = of_block[block_of[known]], place[slot[known]]
-        is_plain = of_row >= 0
-        rows = known[is_plain]
-        cell = of_row[is_plain] * width + column[is_plain]
-        member = members.at[rows]
-        decodes = np.zeros((num, width), dtype=np.bool_)
-        decodes.reshape(-1)[cell] = members.is_decode[member]
-        decodes &= is_clear[:, None] & (at_ns[plain][:, None] >= self.mark_ns[live])
-        follows = np.zeros((num + 1, width), dtype=np.bool_)
-        follows[1:-1] = decodes[1:] & decodes[:-1]
-        # What else a request has, before the step that comes next.
-        others = ~is_plain
-        next_step = plain.searchsorted(block_of[known[others]])
-        follows[next_step, column[others]] = False
-        after_from = np.where(self._part[live] == _AFTER, 0, num)
-        over_from = np.full(width, num)
-        of_others = kind[block_of[known[others]]]
-        for which, since in ((EDGE, after_from), (END, over_from)):
-            there = of_others == which
-            np.minimum.at(since, column[others][there], next_step[there])
-        number = np.arange(num)[:, None]
-        is_inside = follows[:-1] & follows[1:] & (number >= after_from) & (number < over_from)
-        if not is_inside.any():
-            return None
-        gap_ns = np.zeros(num, dtype=np.int64)
-        since_ns, until_ns = emitted_ns[plain[:-1]], at_ns[plain[1:]]
-        gap_ns[1:] = np.maximum(until_ns - since_ns, 0)
-        is_over = np.ones(num - 1, dtype=np.bool_)
-        busy_ns, paused_ns = self.device.within(since_ns, until_ns, is_over=is_over)
-        sums = np.zeros((num, _NUM))
-        sums[1:, _BUSY[_BY_GAP - _NUM]] = busy_ns
-        sums[1:, _PAUSED] = paused_ns
-        sums[1:, _REST[_BY_GAP - _NUM]] = gap_ns[1:] - busy_ns - paused_ns
-        sums[:, _OUTPUT] = (emitted_ns - end_ns)[plain]
-        class_ns, _, explained_ns, excess_ns, wait_ns, excess = members.of_steps[step].T
-        sums[:, _DECODE_OWN + 1] = class_ns
-        sums[:, _DECODE_OWN + 2] = explained_ns - class_ns
-        sums[np.arange(num), excess] = excess_ns
-        sums[:, _RANK_WAIT] += wait_ns
-        booked = product(is_inside.T.astype(np.float64), sums)
-        own_ns = np.zeros((num, width))
-        own_ns.reshape(-1)[cell] = members.own_ns[member]
-        of_own = (own_ns * is_inside).sum(axis=0)
-        booked[:, _DECODE_OWN] += of_own
-        booked[:, _DECODE_OWN + 1] -= of_own
-        ends = np.zeros((num, width), dtype=np.bool_)
-        ends[1:] = is_inside[:-1] & ~is_inside[1:]
-        inside, before_ns = np.zeros(len(slot), dtype=np.bool_), np.full(len(slot), -1)
-        inside[rows] = is_inside.reshape(-1)[cell]
-        is_end = ends.reshape(-1)[cell]
-        before_ns[rows[is_end]] = emitted_ns[plain[of_row[is_plain][is_end] - 1]]
-        return _Runs(inside, before_ns, booked)
-
     def _book_gaps(
         self,
-        booked: _Booked,
+        booked: Ints,
         cell: Ints,
         cause: Ints,
         kind: Ints,
@@ -801,7 +692,7 @@ class Ledger:
         """Add what lies between boundaries, by cause; look up what was busy or paused of it."""
         middle_ns = np.minimum(np.maximum(since_ns, before_ns), at_ns)
         rows = (at_ns > middle_ns).nonzero()[0]
-        booked.add(cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
+        np.add.at(booked, cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
         gap_ns = middle_ns - before_ns
         for row in (_IS_WRITTEN[kind] & (state == LEAVING)).nonzero()[0].tolist():
             # The engine was done, and the connection took no more.
@@ -809,9 +700,9 @@ class Ledger:
                 since, until = before_ns.item(row), middle_ns.item(row)
                 blocked_ns = self._blocked.within_ns(slot.item(row), since, until)
                 cells = cell[row] + np.array([_BEHIND[DELIVERED], _OUTPUT])
-                booked.add(cells, np.array([blocked_ns, -blocked_ns]))
+                np.add.at(booked, cells, np.array([blocked_ns, -blocked_ns]))
         rows = ((gap_ns > 0) & (cause < _NUM)).nonzero()[0]
-        booked.add(cell[rows] + cause[rows], gap_ns[rows])
+        np.add.at(booked, cell[rows] + cause[rows], gap_ns[rows])
         rows = ((gap_ns > 0) & (cause >= _NUM)).nonzero()[0]
         if not len(rows):
             return
@@ -834,10 +725,10 @@ class Ledger:
             slot[rows[chosen]], since_ns[chosen], until_ns[chosen], self.device, is_over=is_over
         )
         busy_ns, paused_ns = busy_ns[answer], paused_ns[answer]
-        booked.add(cell[rows] + _BUSY[causes - _NUM], busy_ns)
-        booked.add(cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
+        np.add.at(booked, cell[rows] + _BUSY[causes - _NUM], busy_ns)
+        np.add.at(booked, cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
         if paused_ns.any():
-            booked.add(cell[rows] + _PAUSED, paused_ns)
+            np.add.at(booked, cell[rows] + _PAUSED, paused_ns)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -910,40 +801,6 @@ class Ledger:
         return row
 
 
-class _Booked:
-    """Times by cell, in any order: whole nanoseconds, whose sums floats hold exactly."""
-
-    def __init__(self) -> None:
-        self._cells: list[Ints] = []
-        self._times_ns: list[Ints] = []
-
-    def add(self, cells: Ints, times_ns: Ints) -> None:
-        self._cells.append(cells)
-        self._times_ns.append(times_ns)
-
-    def summed(self, num_cells: int) -> Floats:
-        """Return the sums: [cells]."""
-        cells, times_ns = np.concatenate(self._cells), np.concatenate(self._times_ns)
-        return np.bincount(cells, times_ns, num_cells).astype(np.float64, copy=False)
-
-
-class _Runs(NamedTuple):
-    """Steps inside runs of decodes, which are booked by themselves."""
-
-    is_inside: Flags
-    """[rows]."""
-    before_ns: Ints
-    """[rows], of the step behind a run, when the token before it left; -1 for others."""
-    booked: Floats
-    """[live requests, causes]."""
-
-    def followed(self, place: Ints) -> tuple[Ints, Ints]:
-        """Return which of some rows, -1 for none, follow a run, and when its last token left."""
-        before_ns = np.append(self.before_ns, -1)[place]
-        rows = (before_ns >= 0).nonzero()[0]
-        return rows, before_ns[rows]
-
-
 class _Members:
     """The members of a window's steps, and what each waits for in its step.
 
@@ -953,7 +810,7 @@ class _Members:
         is_decode: [members].
         own_ns: [members].
         step_of: [members].
-        of_steps: [steps, 6], classes, what is explained, excess, wait, and the excess's cause.
+        of_steps: [6, steps], classes, what is explained, excess, wait, and the excess's cause.
         whole_ns: [steps].
     """
 
@@ -993,31 +850,31 @@ class _Members:
                 for s in self._steps for d in (s.delay,)
             ],
             dtype=np.int64,
-        ).reshape(-1, 6)  # fmt: skip
-        self.whole_ns: Ints = self.of_steps[:, 2:5].sum(axis=1)
+        ).reshape(-1, 6).T.copy()  # fmt: skip
+        self.whole_ns: Ints = self.of_steps[2:5].sum(axis=0)
 
-    def book(self, booked: _Booked, cell: Ints, member: Ints, took_ns: Ints) -> None:
+    def book(self, booked: Ints, cell: Ints, member: Ints, took_ns: Ints) -> None:
         """Add steps; a row of which a part is booked already has its parts scaled down.
 
         Args:
-            booked: takes them.
+            booked: takes them: [cells].
             cell: [rows], where those of its request begin.
             member: [rows].
             took_ns: [rows], what each may book.
         """
         if not len(member):
             return
-        of_steps = self.of_steps[self.step_of[member]].T
+        of_steps = self.of_steps.take(self.step_of[member], axis=1)
         decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess = of_steps
         is_prefill, own_ns = self.is_prefill[member], self.own_ns[member]
         class_ns = np.where(is_prefill, prefill_ns, decode_ns)
         own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
-        columns = [own, own + 1, own + 2, excess, np.full(len(own), _RANK_WAIT)]
+        columns: list[Ints | int] = [own, own + 1, own + 2, excess, _RANK_WAIT]
         parts = [own_ns, class_ns - own_ns, explained_ns - class_ns, excess_ns, wait_ns]
         delays = [step.delay for step in self._steps]
         if any(delay.recompute_ns is not None for delay in delays):
             again = [_none(d.own_ns) if d.recompute_ns is None else d.recompute_ns for d in delays]
-            columns.append(np.full(len(own), _RECOMPUTE))
+            columns.append(_RECOMPUTE)
             parts.append(np.concatenate(again)[member])
             parts[1] = parts[1] - parts[-1]
         cut = (took_ns < self.whole_ns[self.step_of[member]]).nonzero()[0]
@@ -1026,7 +883,8 @@ class _Members:
             for part, found in zip(parts, left.T, strict=True):
                 part[cut] = found
         for column, part in zip(columns, parts, strict=True):
-            booked.add(cell + column, part)
+            if part.any():
+                np.add.at(booked, cell + column, part)
 
 
 def scaled(rows: Ints, totals_ns: Ints) -> Ints:
@@ -1124,10 +982,8 @@ def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice
 
 def _last_said(values: NDArray[np.int8]) -> NDArray[np.int8]:
     """Replace each value below 0 by the last one before it that is not."""
-    is_said = values >= 0
-    unsaid, said = (~is_said).nonzero()[0], is_said.nonzero()[0]
-    values[unsaid] = values[said[said.searchsorted(unsaid) - 1]]
-    return values
+    said = np.where(values >= 0, np.arange(len(values)), 0)
+    return values[np.maximum.accumulate(said)]
 
 
 def _before(flags: Flags, group: Ints, num_groups: int) -> Flags:
