@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 from probe_cost import machine
 
-from inferscope.attribution.rules import COLUMNS, Components, column_ns, price_steps, shares_ns
-from inferscope.cost.batch import Batch, Team
+from inferscope.attribution.rules import COLUMNS, column_ns, shares_ns
+from inferscope.attribution.split import price
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
+from inferscope.cost.step_table import StepTable
 from inferscope.records import encode
 
 Ints = NDArray[np.int64]
@@ -63,15 +64,14 @@ class Steps:
         self.tokens, sampled = np.ones(batch, dtype=np.int64), np.ones(batch, dtype=np.int64)
         for at, tokens, rows in self.chunks:
             self.tokens[at], sampled[at] = tokens, rows
-        self.kept = Team(self.tokens, sampled)
-        self.prefills = [at for at, _, _ in self.chunks]
+        self.sampled, self.prefills = sampled, [at for at, _, _ in self.chunks]
 
     def by_rule(self, model: StepModel, rule: str) -> None:
         """Divide steps by a rule, each by itself, from its contexts to its shares."""
         divide = column_ns if rule in COLUMNS else shares_ns
         for contexts in self.contexts:
-            of = Components(model, Batch(self.kept, contexts), self.prefills, self.tokens, None)
-            divide(rule, price_steps([of]), np.array([BUSY_NS]))
+            table = StepTable.of(self.tokens, contexts, self.sampled, self.prefills)
+            divide(rule, price(model, table), np.array([BUSY_NS]))
 
     def naively(self, rule: Callable[[Ints, int], Ints]) -> None:
         """Divide steps by a rule that knows no model."""

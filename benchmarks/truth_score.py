@@ -14,7 +14,6 @@ from served import Frozen
 
 from inferscope.attribution.counterfactual import delays
 from inferscope.attribution.split import Priced, parts_ns, price, to_whole_ns
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.step_table import StepTable
 
 Floats = NDArray[np.float64]
@@ -75,7 +74,7 @@ def priced(frozen: Frozen, shape: StepShape) -> Priced:
             strict=True,
         )
     )
-    table = StepTable.of(Batch(Team(tokens, sampled), contexts), range(len(shape.chunks)))
+    table = StepTable.of(tokens, contexts, sampled, range(len(shape.chunks)))
     return price(frozen.model, table)
 
 

@@ -41,7 +41,6 @@ from inferscope.attribution.split import (
     split_f,
 )
 from inferscope.attribution.split import shares_ns as fair_shares_ns
-from inferscope.cost.batch import Batch
 from inferscope.cost.model import StepModel, look_up
 from inferscope.cost.step_table import StepTable, cut_into_steps
 
@@ -59,24 +58,20 @@ class Components(msgspec.Struct, frozen=True, gc=False):
 
     model: StepModel
     """In force when the step was split."""
-    batch: Batch
-    prefills: list[int]
-    """Positions of the requests that prefill; the others decode."""
-    row_tokens: Ints
-    """[rows]; a request in two phases has two."""
-    member_of_row: Ints | None
-    """[rows], positions of the requests; None where rows and requests are the same."""
+    table: StepTable
+    """All steps that were booked with it."""
+    at: int
+    """Position of the step in the table."""
+
+    @property
+    def num_requests(self) -> int:
+        """Return how many requests were in the step."""
+        return self.table.sizes.item(self.at)
 
 
 def price_steps(steps: Sequence[Components]) -> Priced:
     """Price steps of one model as one table, with the fair parts."""
-    table = StepTable.of_steps(
-        [of.batch.team for of in steps],
-        [of.batch.context for of in steps],
-        [of.prefills for of in steps],
-        rows=[(of.member_of_row, of.row_tokens) for of in steps],
-    )
-    return price(steps[0].model, table)
+    return price(steps[0].model, StepTable.of_steps([(of.table, of.at) for of in steps]))
 
 
 def parts(rule: str, of: Priced) -> Floats:

@@ -10,7 +10,6 @@ import torch
 
 from inferscope import __version__
 from inferscope.calibration import Calibration, StepTable, cpu_name, driver_version
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.fit import REMEMBERED_STEPS, OnlineFit, features
 from inferscope.cost.step_table import StepTable as StepColumns
 from inferscope.cost.table import coefficients
@@ -71,9 +70,9 @@ def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable
     shape = describe_model(model, options, name=name, num_blocks=num_blocks).shape
     assert shape is not None, "the reference engine knows its models' shapes"
     times = measure_steps(model, options, seconds=seconds)[-REMEMBERED_STEPS:]
-    fit, batches = OnlineFit("calibration"), list(map(_batch, times))
-    for batch, time_ in zip(batches, times, strict=True):
-        fit.observe(features(batch), time_.took_ns)
+    fit, steps = OnlineFit("calibration"), list(map(_step, times))
+    for step, time_ in zip(steps, times, strict=True):
+        fit.observe(features(step), time_.took_ns)
     fitted = fit.solve() if len(times) >= _LEAST_STEPS else None
     if fitted is None:
         raise InferScopeError(
@@ -81,8 +80,8 @@ def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable
             "Give more --seconds, or a smaller model."
         )
     errors = [
-        abs(fitted.steps_ns(StepColumns.of(batch)).item() / time_.took_ns - 1)
-        for batch, time_ in zip(batches, times, strict=True)
+        abs(fitted.steps_ns(step).item() / time_.took_ns - 1)
+        for step, time_ in zip(steps, times, strict=True)
     ]
     return StepTable(
         model=name,
@@ -94,8 +93,8 @@ def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable
     )
 
 
-def _batch(step: StepTime) -> Batch:
+def _step(step: StepTime) -> StepColumns:
     tokens, contexts, sampled = (
         np.array(column, dtype=np.int64) for column in (step.tokens, step.contexts, step.sampled)
     )
-    return Batch(Team(tokens, sampled), contexts)
+    return StepColumns.of(tokens, contexts, sampled)

@@ -109,7 +109,7 @@ def _weights(columns: Columns, tokens: Ints, weights: WeightBytes) -> Ints:
     shares = np.zeros_like(tokens)
     table, member = columns.table, columns.member
     for step in range(len(table)):
-        rows, of = columns.rows(step), columns.members(step)
+        rows, of = columns.rows(step), table.span(step, step + 1)
         by_member, sampled = tokens[rows], table.sampled[of]
         if member is not None:
             at = member[rows] - of.start

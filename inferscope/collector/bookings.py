@@ -17,14 +17,7 @@ from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, Sink, Unnamed
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import NO_ROWS, Columns
-from inferscope.collector.steps import (
-    Execution,
-    Joined,
-    SplitStep,
-    batch_of,
-    components_of,
-    pair_shares,
-)
+from inferscope.collector.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.collector.windows import SECOND_NS
 
 Ints = NDArray[np.int64]
@@ -226,8 +219,7 @@ class Bookings:
         """Divide the chunks of labelled prompts over their parts."""
         split, of = step.split, columns.rows(at)
         assert split is not None
-        batch = batch_of(columns, at)
-        chunks, of_pairs = batch.team.chunks, pair_shares(split, batch)
+        of_pairs, first = pair_shares(split, columns.table, at), columns.table.first.item(at)
         for row in (of.start + columns.is_prefill[of].nonzero()[0]).tolist():
             request = self._lives.table.by_slot[columns.slots.item(row)]
             if request is None or not request.told_parts:
@@ -238,13 +230,12 @@ class Bookings:
                 request.prompt_cost = cost
             tokens, context = columns.tokens.item(row), columns.contexts.item(row)
             member = row if columns.member is None else columns.member.item(row)
-            member -= columns.table.first.item(at)
             cost.add(
                 tokens,
                 context,
                 share_ns=sum(shares_ns.item(row - of.start) for shares_ns in split.shares_ns),
-                own_ns=split.delay.own_ns.item(member),
-                pair_share=of_pairs[chunks.index(member)] if member in chunks else 0.0,
+                own_ns=split.delay.own_ns.item(member - first),
+                pair_share=of_pairs.get(member, 0.0),
                 is_recomputed=bool(columns.is_again[row]),
             )
             if self._lives.rates is not None:
@@ -252,11 +243,7 @@ class Bookings:
 
     def hand_on(self, step: Joined, columns: Columns, at: int) -> None:
         """Send the sinks a step, once for each rank."""
-        split, rows = step.split, columns.rows(at)
-        assert split is not None
-        components = None
-        if split.model is not None:
-            components = components_of(columns, at, split.model)
+        rows = columns.rows(at)
         of_rows = _Rows(
             self._ids_of(step.slots),
             columns.phases[rows],
@@ -264,7 +251,10 @@ class Bookings:
             columns.contexts[rows],
             columns.flags[rows],
         )
-        self._hand_on(step, of_rows, components=components)
+        split = step.split
+        assert split is not None
+        assert split.model is not None
+        self._hand_on(step, of_rows, Components(split.model, columns.table, at))
 
     def hand_on_unnamed(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
         """Send the sinks a step without known requests; `unnamed` is of each rank."""
@@ -274,7 +264,6 @@ class Bookings:
         self,
         step: Joined,
         rows: _Rows,
-        *,
         components: Components | None = None,
         unnamed: Sequence[Unnamed] = (),
     ) -> None:

@@ -136,11 +136,6 @@ class Columns:
         end = self.ends[step]
         return slice(end - self.sizes.item(step), end)
 
-    def members(self, step: int) -> slice:
-        """Return where a step's members are."""
-        first = self.table.first.item(step)
-        return slice(first, first + self.table.sizes.item(step))
-
 
 def _column(raws: list[bytes], name: str, sizes: list[int]) -> NDArray[np.generic]:
     """Return a column of all steps; zeros where a step has none."""

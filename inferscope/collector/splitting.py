@@ -22,6 +22,7 @@ from inferscope.attribution.split import Priced, padding_ns, price, shares_ns
 from inferscope.collector.rows import Columns
 from inferscope.collector.steps import Joined, SplitStep
 from inferscope.cost.book import CostBook, Mode, is_sure_of, ratios_of
+from inferscope.cost.fit import features
 from inferscope.cost.pure_steps import Bounds, PureStep
 from inferscope.cost.step_table import StepTable, cut_into_steps
 
@@ -74,7 +75,7 @@ class _ModeSteps:
         self._stages_ns = [run.stages_ns for run in runs]
         if max(map(len, self._stages_ns)) < 2:
             self._stages_ns = []
-        self._features = _features(table)
+        self._features = features(table)
         self._prefills = prefills_of(table)
         self._pure = _pure_steps(table, self._delay_ns.tolist(), self._is_taught)
         self._at = 0
@@ -209,21 +210,6 @@ class _ModeSteps:
                 Grip(step.binding, step.block_tokens, tokens, contexts),
                 model.is_provisional,
             )
-
-
-def _features(table: StepTable) -> Floats:
-    """Return the steps as observations of the fit: [steps, kept], see `cost.fit.features`."""
-    columns = (
-        table.num_tokens,
-        table.num_rows,
-        table.num_single > 0,
-        table.sum_visible,
-        table.num_single * table.longest,
-        table.num_chunks,
-        table.by_step(table.chunk_pairs),
-        table.by_step(table.chunk_visible),
-    )
-    return np.stack(columns, axis=1).astype(np.float64)
 
 
 def _pure_steps(

@@ -18,11 +18,9 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.holds import Grip
 from inferscope.attribution.ledger import Step
 from inferscope.attribution.marginal import BlameWeights
-from inferscope.attribution.rules import Components
 from inferscope.collector.clocks import DeviceClock
-from inferscope.collector.rows import Columns
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
+from inferscope.cost.step_table import StepTable
 from inferscope.records import StepSlices, StepSpan
 
 Floats = NDArray[np.float64]
@@ -248,28 +246,18 @@ def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
     return [fastest[stage] for stage in sorted(fastest)]
 
 
-def batch_of(columns: Columns, step: int) -> Batch:
-    """Return the requests of a step as the cost model sees them."""
-    of, table = columns.members(step), columns.table
-    return Batch(Team(table.tokens[of], table.sampled[of]), table.context[of])
-
-
-def pair_shares(split: SplitStep, batch: Batch) -> list[float]:
-    """Return how much of each chunk's modelled cost goes by pairs of query and key: [chunks]."""
+def pair_shares(split: SplitStep, table: StepTable, step: int) -> dict[int, float]:
+    """Return how much of each chunk's modelled cost goes by pairs of query and key, by member."""
     if split.model is None:
-        return []
+        return {}
+    chunks = slice(*table.chunk_step.searchsorted((step, step + 1)).tolist())
     pair_ns = split.model.pair_ns
-    return [
-        min(1.0, pair_ns * pairs / part) if part > 0 else 0.0
-        for pairs, part in zip(batch.chunk_pairs, split.chunk_ns, strict=True)
-    ]
-
-
-def components_of(columns: Columns, step: int, model: StepModel) -> Components:
-    """Return what a step was divided with, for other rules."""
-    rows, member = columns.rows(step), columns.member
-    batch = batch_of(columns, step)
-    if member is not None:
-        member = member[rows] - columns.table.first[step]
-    prefills = columns.table.is_prefill[columns.members(step)].nonzero()[0].tolist()
-    return Components(model, batch, prefills, columns.tokens[rows], member)
+    return {
+        member: min(1.0, pair_ns * pairs / part) if part > 0 else 0.0
+        for member, pairs, part in zip(
+            table.chunks[chunks].tolist(),
+            table.chunk_pairs[chunks].tolist(),
+            split.chunk_ns,
+            strict=True,
+        )
+    }

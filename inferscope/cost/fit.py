@@ -18,8 +18,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch
 from inferscope.cost.model import ENOUGH_STEPS, MAX_TOKENS, StepModel, Tables
+from inferscope.cost.step_table import StepTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -87,17 +87,23 @@ class _Room(threading.local):
 _room = _Room()
 
 
-def features(batch: Batch) -> Floats:
-    """Return a step's observation: [1, kept], as `observe` takes those of many steps.
+def features(table: StepTable) -> Floats:
+    """Return steps as observations: [steps, kept].
 
     Tokens, sampled rows, whether there are singles, Σ visible of these, singles · longest visible,
     chunks, Σ pairs and Σ visible of these.
     """
-    team = batch.team
-    of_singles = (batch.single_visible, team.num_single * batch.longest_single)
-    of_chunks = (len(team.chunks), sum(batch.chunk_pairs), sum(batch.chunk_visible))
-    row = (team.num_tokens, team.num_rows, team.num_single > 0, *of_singles, *of_chunks)
-    return np.array([row], dtype=np.float64)
+    columns = (
+        table.num_tokens,
+        table.num_rows,
+        table.num_single > 0,
+        table.sum_visible,
+        table.num_single * table.longest,
+        table.num_chunks,
+        table.by_step(table.chunk_pairs),
+        table.by_step(table.chunk_visible),
+    )
+    return np.stack(columns, axis=1).astype(np.float64)
 
 
 class OnlineFit:

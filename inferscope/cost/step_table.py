@@ -13,8 +13,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.batch import Batch, Team
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -108,85 +106,71 @@ class StepTable:
         self.prefills: Ints = np.flatnonzero(is_prefill)
 
     @classmethod
-    def of(cls, batch: Batch, prefills: Sequence[int] = ()) -> StepTable:
+    def of(
+        cls, tokens: Ints, context: Ints, sampled: Ints, prefills: Sequence[int] = ()
+    ) -> StepTable:
         """Return the table of one step.
 
         Args:
-            batch: its requests.
+            tokens: [members].
+            context: [members].
+            sampled: [members].
             prefills: positions of those that prefill.
         """
-        return cls.of_steps([batch.team], [batch.context], [prefills])
+        is_prefill = np.zeros(len(tokens), dtype=np.bool_)
+        is_prefill[list(prefills)] = True
+        return cls(tokens, context, sampled, is_prefill, np.array([len(tokens)]))
 
     @classmethod
-    def of_steps(
-        cls,
-        teams: Sequence[Team],
-        contexts: Sequence[Ints],
-        prefills: Sequence[Sequence[int]],
-        *,
-        recomputed: Sequence[Ints | None] = (),
-        rows: Sequence[tuple[Ints | None, Ints]] = (),
-    ) -> StepTable:
-        """Return the table of some steps.
-
-        Args:
-            teams: [steps].
-            contexts: [steps], of each [members].
-            prefills: [steps], positions of the members that prefill.
-            recomputed: [steps], of each [members]; None where nothing is.
-            rows: [steps], of each the member of every row, None where each has one, and its tokens.
-        """
-        sizes = np.array([len(context) for context in contexts])
-        first = (sizes.cumsum() - sizes).tolist()
-        is_prefill = np.zeros(int(sizes.sum()), dtype=np.bool_)
-        at = [start + at for start, of in zip(first, prefills, strict=True) for at in of]
-        is_prefill[at] = True
-        again: Ints | None = None
-        if any(of_step is not None for of_step in recomputed):
-            again = np.zeros(len(is_prefill), dtype=np.int64)
-            for start, of_step in zip(first, recomputed, strict=True):
-                if of_step is not None:
-                    again[start : start + len(of_step)] = of_step
-        of_members: RowsOfMembers | None = None
-        if any(members is not None for members, _ in rows):
-            of_members = RowsOfMembers(
-                np.concatenate(
-                    [
-                        start + (np.arange(len(tokens)) if members is None else members)
-                        for start, (members, tokens) in zip(first, rows, strict=True)
-                    ]
-                ),
-                np.concatenate([tokens for _, tokens in rows]),
-                np.array([len(tokens) for _, tokens in rows]),
-            )
+    def of_steps(cls, steps: Sequence[tuple[StepTable, int]]) -> StepTable:
+        """Return some steps, by table and position, without their recomputed tokens."""
+        spans = [table.span(at, at + 1) for table, at in steps]
+        tables = [(table, span) for (table, _), span in zip(steps, spans, strict=True)]
+        sizes = np.array([span.stop - span.start for span in spans])
+        rows: RowsOfMembers | None = None
+        if any(table.rows is not None for table, _ in steps):
+            of_steps = [table.rows_of(at, at + 1) for table, at in steps]
+            member = np.concatenate([of.member for of in of_steps])
+            num_rows = np.concatenate([of.sizes for of in of_steps])
+            member += np.repeat(sizes.cumsum() - sizes, num_rows)
+            rows = RowsOfMembers(member, np.concatenate([of.tokens for of in of_steps]), num_rows)
         return cls(
-            np.concatenate([team.tokens for team in teams]),
-            np.concatenate(contexts),
-            np.concatenate([team.sampled for team in teams]),
-            is_prefill,
+            np.concatenate([table.tokens[span] for table, span in tables]),
+            np.concatenate([table.context[span] for table, span in tables]),
+            np.concatenate([table.sampled[span] for table, span in tables]),
+            np.concatenate([table.is_prefill[span] for table, span in tables]),
             sizes,
-            recomputed=again,
-            rows=of_members,
+            rows=rows,
         )
 
     def __len__(self) -> int:
         """Return the number of steps."""
         return len(self.sizes)
 
+    def span(self, start: int, end: int) -> slice:
+        """Return where the members are of the steps from one to before another."""
+        low = self.first.item(start)
+        return slice(low, self.first.item(end - 1) + self.sizes.item(end - 1))
+
+    def rows_of(self, start: int, end: int) -> RowsOfMembers:
+        """Return the rows of the same, by positions of their members among these."""
+        span, rows = self.span(start, end), self.rows
+        if rows is None:
+            at = np.arange(span.stop - span.start)
+            return RowsOfMembers(at, self.tokens[span], self.sizes[start:end])
+        of = slice(int(rows.sizes[:start].sum()), int(rows.sizes[:end].sum()))
+        return RowsOfMembers(rows.member[of] - span.start, rows.tokens[of], rows.sizes[start:end])
+
     def part(self, start: int, end: int) -> StepTable:
         """Return the steps from one to before another: a window is priced by model in force."""
         if start == 0 and end == len(self):
             return self
-        low = self.first.item(start)
-        high = self.first.item(end - 1) + self.sizes.item(end - 1)
-        members, rows = slice(low, high), self.rows
-        if rows is not None:
-            at = slice(int(rows.sizes[:start].sum()), int(rows.sizes[:end].sum()))
-            rows = RowsOfMembers(rows.member[at] - low, rows.tokens[at], rows.sizes[start:end])
+        span = self.span(start, end)
         return StepTable(
-            self.tokens[members], self.context[members], self.sampled[members],
-            self.is_prefill[members], self.sizes[start:end],
-            recomputed=None if self.recomputed is None else self.recomputed[members], rows=rows,
+            self.tokens[span], self.context[span], self.sampled[span], self.is_prefill[span],
+            self.sizes[start:end],
+            recomputed=None if self.recomputed is None else self.recomputed[span],
+            rows=None if self.rows is None else self.rows_of(start, end),
         )  # fmt: skip
 
     def members(self, at: Ints) -> StepTable:

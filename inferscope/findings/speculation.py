@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.rules import Components
 from inferscope.collector.finals import FinalStep
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.step_table import StepTable
 from inferscope.records import COLUMNS, LAST_CHUNK, PREFILL, VERIFY, StepSlices
 
@@ -63,17 +62,17 @@ class Speculation:
 
 def _plain_ratio(step: FinalStep, used: Components) -> float:
     """Return a step's time without drafts over its time, both by the same model."""
-    modelled_ns = used.model.steps_ns(StepTable.of(used.batch)).item()
+    table = StepTable.of_steps([(used.table, used.at)])
+    modelled_ns = used.model.steps_ns(table).item()
     is_kept = step.phases <= VERIFY
     if modelled_ns <= 0 or not is_kept.any():
         return 0.0
     is_prefill = step.phases[is_kept] == PREFILL
     ends_prompt = (step.flags[is_kept] & LAST_CHUNK) > 0
     tokens = np.where(is_prefill, step.tokens[is_kept], 1)
-    plain = Batch(
-        Team(tokens, (~is_prefill | ends_prompt).astype(np.int64)), step.contexts[is_kept]
-    )
-    plain_ns: float = used.model.steps_ns(StepTable.of(plain)).item()
+    sampled = (~is_prefill | ends_prompt).astype(np.int64)
+    plain = StepTable.of(tokens, step.contexts[is_kept], sampled)
+    plain_ns: float = used.model.steps_ns(plain).item()
     return plain_ns / modelled_ns
 
 

@@ -162,7 +162,7 @@ class SharesSink:
         self._num_waiting += 1
         if self._num_waiting == _BATCH_STEPS:
             self._divide()
-        if len(of.batch.context) == 1:
+        if of.num_requests == 1:
             self._alone_ns += busy_ns
         self._by_source[of.model.source] += busy_ns
         self._residuals.append(step.model_residual)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.split import Priced, price
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.step_table import StepTable
@@ -86,18 +85,14 @@ MODELS = {
 any_model = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
 
 
-def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> Batch:
-    return Batch(Team(np.array(tokens), np.array(sampled)), np.array(contexts))
-
-
-def sampled_of(batch: Batch) -> Ints:
-    return batch.team.sampled
+def batch_of(tokens: list[int], contexts: list[int], sampled: list[int]) -> StepTable:
+    return StepTable.of(np.array(tokens), np.array(contexts), np.array(sampled))
 
 
 @st.composite
 def batches(
     draw: st.DrawFn, *, chunks: tuple[int, int] = (0, 4), singles: tuple[int, int] = (0, 8)
-) -> Batch:
+) -> StepTable:
     num_chunks = draw(st.integers(*chunks))
     num_singles = draw(st.integers(max(singles[0], int(num_chunks == 0)), singles[1]))
     sizes = draw(st.lists(st.integers(2, 2048), min_size=num_chunks, max_size=num_chunks))
@@ -108,28 +103,33 @@ def batches(
     return batch_of(tokens, contexts, sampled)
 
 
-def priced_of(model: StepModel, batch: Batch, prefills: Sequence[int] = ()) -> Priced:
+def table_of(batch: StepTable, prefills: Sequence[int]) -> StepTable:
+    """Return a step with some of its members prefilling."""
+    return StepTable.of(batch.tokens, batch.context, batch.sampled, prefills)
+
+
+def priced_of(model: StepModel, batch: StepTable, prefills: Sequence[int] = ()) -> Priced:
     """Price one step by itself."""
-    return price(model, StepTable.of(batch, prefills))
+    return price(model, table_of(batch, prefills))
 
 
 # --- what coalitions cost ---------------------------------------------------------------------
 
 
-def attention_ns(model: StepModel, batch: Batch, member: int) -> float:
+def attention_ns(model: StepModel, batch: StepTable, member: int) -> float:
     """Return a request's attention, padding left out."""
-    tokens, context = batch.team.tokens.item(member), batch.context.item(member)
+    tokens, context = batch.tokens.item(member), batch.context.item(member)
     if tokens == 1:
         return model.single_ns * (context + 1)
     pairs = sum(context + each for each in range(1, tokens + 1))
     return model.chunk_ns + model.pair_ns * pairs + model.context_ns * (context + tokens)
 
 
-def step_ns(model: StepModel, batch: Batch, members: tuple[int, ...]) -> float:
+def step_ns(model: StepModel, batch: StepTable, members: tuple[int, ...]) -> float:
     """Return T of these members alone."""
-    tokens = sum(batch.team.tokens.item(m) for m in members)
-    rows = sum(batch.team.sampled.item(m) for m in members)
-    singles = [batch.context.item(m) + 1 for m in members if batch.team.tokens[m] == 1]
+    tokens = sum(batch.tokens.item(m) for m in members)
+    rows = sum(batch.sampled.item(m) for m in members)
+    singles = [batch.context.item(m) + 1 for m in members if batch.tokens[m] == 1]
     return (
         model.f(tokens)
         + model.g(rows)

@@ -32,7 +32,6 @@ from inferscope.attribution.ledger import (
 )
 from inferscope.attribution.marginal import blame_weights, marginal_ns
 from inferscope.attribution.split import price
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
 from inferscope.cost.step_table import StepTable
 from inferscope.records import CAUSES
@@ -86,8 +85,8 @@ class Bench:
         num = len(slots)
         counts = np.array(tokens or [1] * num)
         before = np.array(contexts or [0] * num)
-        team = Team(counts, np.ones(num, dtype=np.int64))
-        priced = price(self.model, StepTable.of(Batch(team, before), prefills or ()))
+        ones = np.ones(num, dtype=np.int64)
+        priced = price(self.model, StepTable.of(counts, before, ones, prefills or ()))
         took_ns = np.array([end_ns - start_ns])
         weights = blame_weights(priced)
         found = delays(priced, took_ns, took_ns / priced.modelled_ns)[0]
@@ -325,11 +324,12 @@ def but_for_ns(model: StepModel, tokens: list[int], contexts: list[int], culprit
     def took(members: list[int]) -> float:
         if not members:
             return 0.0
-        batch = Batch(
-            Team(np.array([tokens[at] for at in members]), np.ones(len(members), dtype=np.int64)),
+        step = StepTable.of(
+            np.array([tokens[at] for at in members]),
             np.array([contexts[at] for at in members]),
+            np.ones(len(members), dtype=np.int64),
         )
-        return model.steps_ns(StepTable.of(batch)).item()
+        return model.steps_ns(step).item()
 
     everybody = list(range(len(tokens)))
     return took(everybody) - took([at for at in everybody if at != culprit])

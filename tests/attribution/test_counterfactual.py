@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from inferscope.attribution.counterfactual import Delay, TableBounds, delays
 from inferscope.attribution.split import price
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.pure_steps import TOLERANCE, Bounds
@@ -28,10 +27,10 @@ class Case:
     def __init__(self, slices: list[tuple[int, int, bool, int]], model: StepModel = H200) -> None:
         self.model = model
         tokens = np.array([s[0] for s in slices])
-        self.batch = Batch(Team(tokens, np.ones_like(tokens)), np.array([s[1] for s in slices]))
         self.prefills = [at for at, s in enumerate(slices) if s[2]]
+        contexts = np.array([s[1] for s in slices])
+        self.batch = table = StepTable.of(tokens, contexts, np.ones_like(tokens), self.prefills)
         recomputed = np.array([s[3] for s in slices])
-        table = StepTable.of(self.batch, self.prefills)
         table.recomputed = recomputed if recomputed.any() else None
         self.priced = price(model, table)
         self.modelled_ns = self.priced.modelled_ns.item()
@@ -189,7 +188,7 @@ def test_a_model_that_says_nothing_explains_nothing() -> None:
 @settings(max_examples=150, deadline=None)
 @given(any_model, batches(), st.data())
 def test_each_class_is_told_what_the_step_takes_with_it_alone(
-    model: StepModel, batch: Batch, data: st.DataObject
+    model: StepModel, batch: StepTable, data: st.DataObject
 ) -> None:
     num = len(batch.context)
     prefills = sorted(data.draw(st.sets(st.integers(0, num - 1))))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.marginal import BlameWeights, blame_weights, marginal_ns
 from inferscope.attribution.split import parts_ns, price
-from inferscope.cost.batch import Batch
 from inferscope.cost.model import StepModel
+from inferscope.cost.step_table import StepTable
 from tests.attribution.games import (
     H200,
     MODELS,
@@ -21,12 +21,11 @@ from tests.attribution.games import (
     batches,
     model_of,
     priced_of,
-    sampled_of,
     step_ns,
 )
 
 Floats = NDArray[np.float64]
-Step = tuple[Batch, list[int]]
+Step = tuple[StepTable, list[int]]
 
 
 @st.composite
@@ -44,7 +43,7 @@ def classes(step: Step) -> list[tuple[int, ...]]:
     return [members for members in (tuple(prefills), decodes) if members]
 
 
-def saved_ns(model: StepModel, batch: Batch, members: tuple[int, ...], member: int) -> float:
+def saved_ns(model: StepModel, batch: StepTable, members: tuple[int, ...], member: int) -> float:
     rest = tuple(other for other in members if other != member)
     return max(0.0, step_ns(model, batch, members) - step_ns(model, batch, rest))
 
@@ -109,10 +108,10 @@ def test_of_single_tokens_alike_the_longer_context_weighs_no_less(
 ) -> None:
     """Requests of one token differ by their context alone: more of it, more of every wait."""
     batch, prefills = step
-    singles = [at for at in range(len(batch.context)) if batch.team.tokens[at] == 1]
+    singles = [at for at in range(len(batch.context)) if batch.tokens[at] == 1]
     weight = weights(model, step)
     for members in (set(prefills), set(range(len(batch.context))) - set(prefills)):
-        plain = [at for at in singles if at in members and sampled_of(batch)[at] == 1]
+        plain = [at for at in singles if at in members and batch.sampled[at] == 1]
         rising = sorted(plain, key=lambda at: batch.context[at])
         for kind in weight:
             assert (np.diff(kind[rising]) >= -1e-6 * max(1.0, kind.max())).all()

@@ -17,8 +17,8 @@ from inferscope.attribution.rules import (
     price_steps,
     shares_ns,
 )
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import StepModel
+from inferscope.cost.step_table import RowsOfMembers, StepTable
 from tests.attribution.games import (
     H200,
     MODELS,
@@ -31,26 +31,26 @@ from tests.attribution.games import (
     owen,
     owen_by_orders,
     priced_of,
-    sampled_of,
     shapley,
     step_ns,
+    table_of,
 )
 
 Floats = NDArray[np.float64]
 
 
-def values(rule: str, model: StepModel, batch: Batch, prefills: list[int]) -> Floats:
+def values(rule: str, model: StepModel, batch: StepTable, prefills: list[int]) -> Floats:
     return parts(rule, priced_of(model, batch, prefills))
 
 
-def whole_ns(model: StepModel, batch: Batch) -> float:
+def whole_ns(model: StepModel, batch: StepTable) -> float:
     return step_ns(model, batch, tuple(range(len(batch.context))))
 
 
 @st.composite
 def mixed(
     draw: st.DrawFn, *, chunks: tuple[int, int] = (0, 4), singles: tuple[int, int] = (0, 5)
-) -> tuple[Batch, list[int]]:
+) -> tuple[StepTable, list[int]]:
     """A batch and which of it prefills: chunks and single tokens, as draft verification has it."""
     batch = draw(batches(chunks=chunks, singles=singles))
     num = len(batch.context)
@@ -58,7 +58,7 @@ def mixed(
     return batch, [at for at in range(num) if flags[at]]
 
 
-def unions_of(batch: Batch, prefills: list[int]) -> list[tuple[int, ...]]:
+def unions_of(batch: StepTable, prefills: list[int]) -> list[tuple[int, ...]]:
     decodes = tuple(at for at in range(len(batch.context)) if at not in prefills)
     return [union for union in (tuple(prefills), decodes) if union]
 
@@ -69,7 +69,7 @@ def unions_of(batch: Batch, prefills: list[int]) -> list[tuple[int, ...]]:
 @settings(max_examples=60)
 @given(st.sampled_from(RULES), any_model, mixed(chunks=(0, 8), singles=(0, 80)))
 def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
-    rule: str, model: StepModel, step: tuple[Batch, list[int]]
+    rule: str, model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
     paid = values(rule, model, batch, prefills)
@@ -80,13 +80,13 @@ def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
 @settings(max_examples=40)
 @given(st.sampled_from(RULES), any_model, mixed(), st.integers(1, 500), st.integers(0, 900))
 def test_requests_alike_pay_alike_by_any_rule(
-    rule: str, model: StepModel, step: tuple[Batch, list[int]], tokens: int, context: int
+    rule: str, model: StepModel, step: tuple[StepTable, list[int]], tokens: int, context: int
 ) -> None:
     batch, prefills = step
     twice = batch_of(
-        [*batch.team.tokens.tolist(), tokens, tokens],
+        [*batch.tokens.tolist(), tokens, tokens],
         [*batch.context.tolist(), context, context],
-        [*sampled_of(batch).tolist(), 1, 1],
+        [*batch.sampled.tolist(), 1, 1],
     )
     paid = values(rule, model, twice, prefills)
     assert paid[-1] == pytest.approx(paid[-2], rel=1e-9)
@@ -95,7 +95,7 @@ def test_requests_alike_pay_alike_by_any_rule(
 @settings(max_examples=60)
 @given(st.sampled_from((*RULES, *COLUMNS)), mixed())
 def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
-    rule: str, step: tuple[Batch, list[int]]
+    rule: str, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
     model = model_of(np.zeros_like(N), single_ns=3.0)
@@ -111,7 +111,7 @@ def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
     st.integers(0, 10**12),
 )
 def test_whole_nanoseconds_sum_to_the_time_by_any_rule(
-    rule: str, model: StepModel, step: tuple[Batch, list[int]], busy_ns: int
+    rule: str, model: StepModel, step: tuple[StepTable, list[int]], busy_ns: int
 ) -> None:
     shares = shares_ns(rule, priced_of(model, *step), np.array([busy_ns]))
     assert int(shares.sum()) == busy_ns
@@ -121,13 +121,21 @@ def test_whole_nanoseconds_sum_to_the_time_by_any_rule(
 @settings(max_examples=60)
 @given(st.sampled_from(RULES), any_model, mixed(), st.integers(0, 10**10), st.data())
 def test_a_request_in_two_phases_pays_once_by_tokens(
-    rule: str, model: StepModel, step: tuple[Batch, list[int]], busy_ns: int, data: st.DataObject
+    rule: str,
+    model: StepModel,
+    step: tuple[StepTable, list[int]],
+    busy_ns: int,
+    data: st.DataObject,
 ) -> None:
     batch, prefills = step
-    tokens = batch.team.tokens
+    tokens = batch.tokens
     cut = np.array([data.draw(st.integers(0, int(each) - 1)) for each in tokens])
     two_rows = np.concatenate([tokens - cut, cut])
-    of = Components(model, batch, prefills, two_rows, np.tile(np.arange(len(tokens)), 2))
+    table = table_of(batch, prefills)
+    table.rows = RowsOfMembers(
+        np.tile(np.arange(len(tokens)), 2), two_rows, np.array([len(two_rows)])
+    )
+    of = Components(model, table, 0)
     by_row = shares_ns(rule, price_steps([of]), np.array([busy_ns]))
     by_request = shares_ns(rule, priced_of(model, batch, prefills), np.array([busy_ns]))
     assert int(by_row.sum()) == busy_ns
@@ -138,10 +146,10 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
 @settings(max_examples=60)
 @given(st.sampled_from((*RULES, *COLUMNS)), any_model, st.lists(mixed(), min_size=1, max_size=5))
 def test_steps_of_a_table_are_divided_as_each_by_itself(
-    rule: str, model: StepModel, steps: list[tuple[Batch, list[int]]]
+    rule: str, model: StepModel, steps: list[tuple[StepTable, list[int]]]
 ) -> None:
     divide = shares_ns if rule in RULES else column_ns
-    of = [Components(model, batch, prefills, batch.team.tokens, None) for batch, prefills in steps]
+    of = [Components(model, table_of(batch, prefills), 0) for batch, prefills in steps]
     busy_ns = np.arange(len(of)) * 1_000_003 + 999
     each = [
         divide(rule, price_steps([one]), ns) for one, ns in zip(of, busy_ns[:, None], strict=True)
@@ -163,7 +171,7 @@ def test_a_model_that_knows_no_cost_takes_all_as_equal(rule: str) -> None:
 @settings(max_examples=40)
 @given(any_model, mixed())
 def test_phase_is_the_owen_value_of_the_definition(
-    model: StepModel, step: tuple[Batch, list[int]]
+    model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
     exact = owen(partial(step_ns, model, batch), unions_of(batch, prefills))
@@ -174,7 +182,7 @@ def test_phase_is_the_owen_value_of_the_definition(
 @settings(max_examples=30)
 @given(any_model, mixed(chunks=(0, 3), singles=(0, 3)))
 def test_the_owen_value_is_the_mean_over_orders_in_which_phases_stay_together(
-    model: StepModel, step: tuple[Batch, list[int]]
+    model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
     exact = owen_by_orders(partial(step_ns, model, batch), unions_of(batch, prefills))
@@ -185,7 +193,7 @@ def test_the_owen_value_is_the_mean_over_orders_in_which_phases_stay_together(
 @settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 6), singles=(0, 60)))
 def test_no_phase_pays_more_than_alone_if_phases_are_cheaper_together(
-    model: StepModel, step: tuple[Batch, list[int]]
+    model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
     unions = unions_of(batch, prefills)
@@ -207,7 +215,7 @@ def test_fair_may_charge_a_phase_more_than_alone() -> None:
 @settings(max_examples=60)
 @given(any_model, batches(chunks=(0, 6)), st.booleans())
 def test_with_one_phase_only_phase_is_fair(
-    model: StepModel, batch: Batch, is_prefill: bool
+    model: StepModel, batch: StepTable, is_prefill: bool
 ) -> None:
     prefills = list(range(len(batch.context))) if is_prefill else []
     fair_ns = values("fair", model, batch, prefills)
@@ -238,14 +246,14 @@ def test_phase_of_many_chunks_is_within_a_few_percent() -> None:
 # --- token: the Aumann-Shapley price ----------------------------------------------------------
 
 
-def along_the_diagonal(model: StepModel, batch: Batch) -> Floats:
+def along_the_diagonal(model: StepModel, batch: StepTable) -> Floats:
     """Integrate marginal costs while all requests grow from nothing to their tokens together.
 
     Between whole tokens f and g are lines, and so is what decoding costs once, up to the first
     decode; all pad each other from the first instant. The points lie between the bends of these
     lines, so that the sum is exact but for rounding.
     """
-    tokens, rows = batch.team.tokens, sampled_of(batch)
+    tokens, rows = batch.tokens, batch.sampled
     num, nudge = len(tokens), 1e-3
     is_single = tokens == 1
     longest = (batch.context[is_single] + 1).max() if is_single.any() else 0
@@ -287,21 +295,19 @@ def test_token_is_the_aumann_shapley_price_by_integration(
 @settings(max_examples=40)
 @given(any_model, batches(chunks=(1, 4)), st.data())
 def test_cutting_a_request_in_two_changes_nobody_else_s_price(
-    model: StepModel, batch: Batch, data: st.DataObject
+    model: StepModel, batch: StepTable, data: st.DataObject
 ) -> None:
     """Pieces of two tokens and more: one token is a decode to the model, and padded as such."""
-    at = batch.team.chunks[0]
-    tokens = batch.team.tokens.item(at)
+    at = batch.chunks.item(0)
+    tokens = batch.tokens.item(at)
     assume(tokens >= 4)
     first = data.draw(st.integers(2, tokens - 2))
-    sampled, context = sampled_of(batch), batch.context.item(at)
+    sampled, context = batch.sampled, batch.context.item(at)
     others = [other for other in range(len(sampled)) if other != at]
-    cut = Batch(
-        Team(
-            np.array([*batch.team.tokens[others], first, tokens - first]),
-            np.array([*sampled[others], 0, sampled[at]]),
-        ),
+    cut = StepTable.of(
+        np.array([*batch.tokens[others], first, tokens - first]),
         np.array([*batch.context[others], context, context + first]),
+        np.array([*sampled[others], 0, sampled[at]]),
     )
     before, after = values("token", model, batch, []), values("token", model, cut, [])
     np.testing.assert_allclose(after[:-2], before[others], rtol=1e-9)
@@ -326,7 +332,7 @@ def test_by_fair_a_request_cut_in_pieces_pays_something_else() -> None:
 
 @settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 8), singles=(0, 60)))
-def test_columns_are_what_they_say(model: StepModel, step: tuple[Batch, list[int]]) -> None:
+def test_columns_are_what_they_say(model: StepModel, step: tuple[StepTable, list[int]]) -> None:
     batch, prefills = step
     everybody = tuple(range(len(batch.context)))
     whole = whole_ns(model, batch)
@@ -339,7 +345,9 @@ def test_columns_are_what_they_say(model: StepModel, step: tuple[Batch, list[int
 
 @settings(max_examples=40)
 @given(batches(chunks=(0, 6), singles=(0, 40)))
-def test_where_tokens_get_cheaper_fair_lies_between_marginal_and_standalone(batch: Batch) -> None:
+def test_where_tokens_get_cheaper_fair_lies_between_marginal_and_standalone(
+    batch: StepTable,
+) -> None:
     model = MODELS["concave"]
     marginal, paid, alone = (
         values(rule, model, batch, []) for rule in ("marginal", "fair", "standalone")

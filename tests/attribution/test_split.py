@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from inferscope.attribution.split import parts_ns, round_ns, split_f, to_whole_ns
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.model import MAX_TOKENS, StepModel
+from inferscope.cost.step_table import StepTable
 from tests.attribution.games import (
     H200,
     MODELS,
@@ -25,7 +25,6 @@ from tests.attribution.games import (
     graph_sizes,
     model_of,
     priced_of,
-    sampled_of,
     shapley,
     split_by_counts,
     step_ns,
@@ -35,7 +34,7 @@ from tests.attribution.games import (
 Floats = NDArray[np.float64]
 
 
-def split(model: StepModel, batch: Batch) -> Floats:
+def split(model: StepModel, batch: StepTable) -> Floats:
     return parts_ns(priced_of(model, batch))
 
 
@@ -47,7 +46,7 @@ def without_attention(model: StepModel) -> StepModel:
 @settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 8), singles=(0, 80)))
 def test_shares_sum_to_the_modelled_step_and_none_is_negative(
-    model: StepModel, batch: Batch
+    model: StepModel, batch: StepTable
 ) -> None:
     parts = split(model, batch)
     whole = step_ns(model, batch, tuple(range(len(parts))))
@@ -155,23 +154,23 @@ def test_more_chunks_than_ten_are_split_within_a_few_percent(name: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 6)), st.randoms(use_true_random=False))
 def test_a_share_does_not_depend_on_the_order_of_the_batch(
-    model: StepModel, batch: Batch, order: random.Random
+    model: StepModel, batch: StepTable, order: random.Random
 ) -> None:
     at = list(range(len(batch.context)))
     order.shuffle(at)
-    moved = Batch(Team(batch.team.tokens[at], sampled_of(batch)[at]), batch.context[at])
+    moved = StepTable.of(batch.tokens[at], batch.context[at], batch.sampled[at])
     np.testing.assert_allclose(split(model, moved), split(model, batch)[at], rtol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 3)), st.integers(2, 500), st.integers(0, 900))
 def test_requests_alike_pay_alike(
-    model: StepModel, batch: Batch, tokens: int, context: int
+    model: StepModel, batch: StepTable, tokens: int, context: int
 ) -> None:
     twice = batch_of(
-        [*batch.team.tokens.tolist(), tokens, tokens],
+        [*batch.tokens.tolist(), tokens, tokens],
         [*batch.context.tolist(), context, context],
-        [*sampled_of(batch).tolist(), 1, 1],
+        [*batch.sampled.tolist(), 1, 1],
     )
     parts = split(model, twice)
     assert parts[-1] == pytest.approx(parts[-2], rel=1e-9)
@@ -179,7 +178,7 @@ def test_requests_alike_pay_alike(
 
 @settings(max_examples=60, deadline=None)
 @given(batches(chunks=(0, 4)))
-def test_who_adds_nothing_to_any_batch_pays_nothing_but_its_own(batch: Batch) -> None:
+def test_a_request_that_adds_nothing_to_any_batch_pays_its_own_alone(batch: StepTable) -> None:
     """A flat f and g without cost: only attention is left, and it stays where it is."""
     model = model_of(np.zeros_like(N), single_ns=3.0)
     own = [attention_ns(model, batch, at) for at in range(len(batch.context))]
@@ -188,7 +187,7 @@ def test_who_adds_nothing_to_any_batch_pays_nothing_but_its_own(batch: Batch) ->
 
 @settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 4)))
-def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: Batch) -> None:
+def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: StepTable) -> None:
     """Of f, of g, of attention and decoding, of padding, each alone."""
     none = np.zeros_like(N)
     bare = without_attention(model)
@@ -204,12 +203,14 @@ def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: Batc
 
 @settings(max_examples=40, deadline=None)
 @given(any_model, batches(chunks=(1, 4)), st.integers(1, 2000))
-def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, more: int) -> None:
+def test_a_request_with_more_tokens_pays_no_less(
+    model: StepModel, batch: StepTable, more: int
+) -> None:
     """Attention left out: a longer slice of the same context has more of it anyway."""
-    chunk = int(batch.team.chunks[0])
-    tokens = batch.team.tokens.copy()
+    chunk = int(batch.chunks[0])
+    tokens = batch.tokens.copy()
     tokens[chunk] += more
-    longer = Batch(Team(tokens, sampled_of(batch)), batch.context)
+    longer = StepTable.of(tokens, batch.context, batch.sampled)
     bare = without_attention(model)
     before, after = split(bare, batch), split(bare, longer)
     assert after[chunk] >= before[chunk] - 1e-9 * before.sum()
@@ -218,16 +219,16 @@ def test_who_brings_more_tokens_pays_no_less(model: StepModel, batch: Batch, mor
 @settings(max_examples=60, deadline=None)
 @given(batches(chunks=(1, 8), singles=(0, 40)), st.integers(2, 4000), st.integers(0, 5000))
 def test_a_longer_table_of_a_straight_line_changes_no_share(
-    batch: Batch, length: int, num_before: int
+    batch: StepTable, length: int, num_before: int
 ) -> None:
     bent = 3e5 + 9e4 * np.sqrt(np.minimum(N, length))
     bent += np.maximum(N - length, 0) * (bent[length] - bent[length - 1])
     bent[0] = 0.0
     whole, cut = model_of(bent), model_of(bent[: length + 1])
-    team = batch.team
+    num_single = batch.num_single.item()
     for before in (0, num_before):
-        told, single = split_f(whole, team.chunk_tokens, team.num_single, num_before=before)
-        chunks, of_single = split_f(cut, team.chunk_tokens, team.num_single, num_before=before)
+        told, single = split_f(whole, batch.chunk_tokens.tolist(), num_single, num_before=before)
+        chunks, of_single = split_f(cut, batch.chunk_tokens.tolist(), num_single, num_before=before)
         assert [*chunks, of_single] == pytest.approx([*told, single], rel=1e-6, abs=1e-3)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from inferscope.collector.finals import FinalStep
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook
 from inferscope.cost.fit import features
 from inferscope.cost.step_table import StepTable
@@ -119,11 +118,11 @@ def test_excess_of_one_slow_stage_is_slowdown_or_rank_wait(
 def test_slow_stage_is_not_learned_as_healthy() -> None:
     """One of four stages takes twice as long, the step 1.25 times, for two refreshes of the fit."""
     mode = CostBook().mode("eager")
-    batch = Batch(Team(np.array([1]), np.array([1])), np.array([50]))
+    batch = StepTable.of(np.array([1]), np.array([50]), np.array([1]))
     for step in range(1_500):
         last_ns = 2_000_000 if step >= 300 else 1_000_000
         stages_ns = [1_000_000, 1_000_000, 1_000_000, last_ns]
-        modelled_ns = mode.model.steps_ns(StepTable.of(batch)).item()
+        modelled_ns = mode.model.steps_ns(batch).item()
         measured_ns = sum(stages_ns)
         mode.observe(
             features(batch),

@@ -59,7 +59,7 @@ def test_columns_of_a_window_are_what_slices_say_row_by_row(seed: int) -> None:
         assert columns.contexts[rows].tolist() == contexts
         assert columns.sampled[rows].tolist() == sampled
         assert columns.is_again[rows].tolist() == again
-        table, members = columns.table, columns.members(at)
+        table, members = columns.table, columns.table.span(at, at + 1)
         slots = columns.member_slots[members].tolist()
         assert sorted(slots) == sorted(set(step.slots.tolist()))
         for position, slot in enumerate(slots, members.start):

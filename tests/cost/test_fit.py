@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.cost.batch import Batch, Team
 from inferscope.cost.book import CostBook, Mode
 from inferscope.cost.fit import OnlineFit, _non_negative, features
 from inferscope.cost.model import MAX_TOKENS, StepModel, roofline
@@ -18,11 +17,11 @@ from inferscope.records import CALIBRATION, CostTable, EngineInfo, Shape
 from tests.cost.truth import SMALL, Truth, traffic
 
 
-def modelled_ns(model: StepModel, batch: Batch) -> float:
-    return model.steps_ns(StepTable.of(batch)).item()
+def modelled_ns(model: StepModel, batch: StepTable) -> float:
+    return model.steps_ns(batch).item()
 
 
-def median_error(model: StepModel, truth: Truth, batches: list[Batch]) -> float:
+def median_error(model: StepModel, truth: Truth, batches: list[StepTable]) -> float:
     """Return the median of |measured/model - 1| after the scale, which the book corrects."""
     ratios = np.array([truth.step_ns(batch) / modelled_ns(model, batch) for batch in batches])
     return float(np.median(np.abs(ratios / np.median(ratios) - 1)))
@@ -151,7 +150,7 @@ def test_late_shape_or_calibration_replaces_a_provisional_fit() -> None:
     assert mode.model.fit_id == "measured"
 
 
-def observe(mode: Mode, batch: Batch, measured_ns: int, whole_ns: float | None = None) -> None:
+def observe(mode: Mode, batch: StepTable, measured_ns: int, whole_ns: float | None = None) -> None:
     if whole_ns is None:
         whole_ns = modelled_ns(mode.model, batch)
     mode.observe(
@@ -251,7 +250,7 @@ def test_a_co_tenant_that_slows_large_steps_most_is_not_learned(seed: int) -> No
     model = None
     for at, batch in enumerate(traffic(random.Random(seed), 2048)):
         is_there = at // 200 % 2 == 0 and slow.random() < 0.9
-        slowness = 1 + 0.5 * min(1.0, batch.team.num_tokens / 100) * is_there
+        slowness = 1 + 0.5 * min(1.0, batch.num_tokens.item() / 100) * is_there
         fit.observe(features(batch), round(truth.step_ns(batch) * slowness))
         if fit.is_due:
             model = fit.solve()
@@ -306,7 +305,7 @@ def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
     fit = OnlineFit("eager")
     model = None
     for batch in traffic(random.Random(6), 2048):
-        extra_ns = once_ns if batch.team.num_single else 0.0
+        extra_ns = once_ns if batch.num_single.item() else 0.0
         fit.observe(features(batch), round(truth.step_ns(batch) + extra_ns))
         if fit.is_due:
             model = fit.solve()
@@ -314,8 +313,8 @@ def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
     assert model.decoding_ns == pytest.approx(once_ns, rel=0.2)
 
 
-def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
-    return Batch(Team(np.array(tokens), np.ones(len(tokens), np.int64)), np.array(contexts))
+def batch_of(tokens: list[int], contexts: list[int]) -> StepTable:
+    return StepTable.of(np.array(tokens), np.array(contexts), np.ones(len(tokens), np.int64))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +328,7 @@ def batch_of(tokens: list[int], contexts: list[int]) -> Batch:
 )
 @pytest.mark.parametrize("times_ns", [(1,), (1_000_000,), (10**12, 1)])
 def test_traffic_that_says_little_gives_a_sound_model_or_none(
-    batches: list[Batch], times_ns: tuple[int, ...]
+    batches: list[StepTable], times_ns: tuple[int, ...]
 ) -> None:
     fit = OnlineFit("eager")
     for at in range(512):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from inferscope.cost.batch import Batch, Team
+from inferscope.cost.step_table import StepTable
 from inferscope.records import Shape
 
 SMALL = Shape(12, 768, 12, 4, 64, 2048, 8192, 32, 32, 32)
@@ -26,18 +26,18 @@ class Truth:
         self.pair_ns = 25 * draw.uniform(0.7, 1.3)
         self.padded_share = padded_share
 
-    def step_ns(self, batch: Batch) -> int:
-        team = batch.team
-        tiles = -(-team.num_tokens // 8) * 8
+    def step_ns(self, batch: StepTable) -> int:
+        num_single, num_rows = batch.num_single.item(), batch.num_rows.item()
+        tiles = -(-batch.num_tokens.item() // 8) * 8
         products = ((self.token_ns * tiles) ** 4 + self.weights_ns**4) ** 0.25
-        own = self.key_ns * (1 - self.padded_share) * batch.single_visible
-        own += self.key_ns * self.padded_share * team.num_single * batch.longest_single
+        own = self.key_ns * (1 - self.padded_share) * batch.sum_visible.item()
+        own += self.key_ns * self.padded_share * num_single * batch.longest.item()
         own += self.pair_ns * float(np.sum(batch.chunk_pairs))
-        whole = self.launch_ns + products + own + 1e4 * team.num_rows
+        whole = self.launch_ns + products + own + 1e4 * num_rows
         return max(1, round(whole * (1 + self.noise * self.draw.gauss(0, 1))))
 
 
-def traffic(draw: random.Random, num_steps: int) -> Iterator[Batch]:
+def traffic(draw: random.Random, num_steps: int) -> Iterator[StepTable]:
     """Requests come, are prefilled in chunks of a budget, decode and go."""
     budget = 128
     running: list[list[int]] = []  # context, prompt left, tokens left
@@ -58,4 +58,4 @@ def traffic(draw: random.Random, num_steps: int) -> Iterator[Batch]:
             request[2] -= ends
         running = [r for r in running if r[2] > 0]
         tokens, contexts, sampled = (np.array(column) for column in zip(*slices, strict=True))
-        yield Batch(Team(tokens, sampled), contexts)
+        yield StepTable.of(tokens, contexts, sampled)
