@@ -306,10 +306,13 @@ class Ledger:
     def step(self, step: Step) -> None:
         """Note a step; a member that was not admitted is admitted by it."""
         slots, start_ns = step.slots, step.start_ns
-        for slot in self.replicas.strangers(slots, step.dp_rank):
-            if slot != NOBODY:
-                self.place(slot, step.dp_rank)
-        members = self._admit(slots, start_ns, step.planned_ns)
+        members: Ints | None = None
+        if self._admitted[0] is not slots or self._admitted[1] != self._num_changes:
+            for slot in self.replicas.strangers(slots, step.dp_rank):
+                if slot != NOBODY:
+                    self.place(slot, step.dp_rank)
+            members = self._admit(slots, start_ns, step.planned_ns)
+            self._admitted = (slots if members is None else None), self._num_changes
         replica, span = self._run(step.dp_rank, start_ns, step.end_ns)
         if len(slots):
             is_late = bool(self._blocks) and self._blocks[-1].at_ns > start_ns
@@ -425,8 +428,6 @@ class Ledger:
             at_ns: when the step began.
             planned_ns: when its members were chosen.
         """
-        if self._admitted[0] is slots and self._admitted[1] == self._num_changes:
-            return None
         is_running = self.state[slots] == RUNNING
         waits: Ints | None = None
         if self._last_cut_ns >= planned_ns or not is_running.all():
@@ -441,7 +442,6 @@ class Ledger:
             is_over |= (state == FREE) & (slots != NOBODY)
             if is_over.any():
                 waits = (~is_over).nonzero()[0]
-        self._admitted = (slots if waits is None else None), self._num_changes
         return waits
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:

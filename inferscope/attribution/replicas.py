@@ -39,8 +39,6 @@ class Replicas:
         """[slots], where each request is kept; assumed of those that follow."""
         self._assumed: dict[int, int] = {}
         """Waiting requests of which no core has reported the replica, and since when they wait."""
-        self._last_slots: Ints | None = None
-        """Members of the last step."""
 
     def grow(self, num_slots: int) -> None:
         """Make room for more requests."""
@@ -102,7 +100,6 @@ class Replicas:
     def _enter(self, slot: int, rank: int) -> None:
         self._rank[slot] = rank
         self.by_rank[rank].blame.begin(slot, self._names[slot])
-        self._last_slots = None
 
     def queued(self, slot: int, at_ns: int) -> None:
         """Start a request's wait."""
@@ -130,15 +127,11 @@ class Replicas:
         if (blame := self.blame(slot)) is not None:
             blame.end(slot)
         self._rank[slot] = _NONE
-        self._last_slots = None
 
     # --- steps --------------------------------------------------------------------------------
 
     def strangers(self, slots: Ints, rank: int) -> list[int]:
         """Return the members of a step that are not known to be on its replica."""
-        if slots is self._last_slots:
-            return []
-        self._last_slots = slots
         others: list[int] = slots[self._rank[slots] != rank].tolist()
         return others
 

@@ -85,10 +85,6 @@ class Emissions:
         """Take an emission of a team; who has not just joined it has waited as long as all."""
         tokens = self._table.tokens
         tbt = self._windows.at(at_ns).durations["tbt"]
-        last_ns = tokens.emit_again(slots, at_ns, is_in_engine=is_in_engine)
-        if last_ns is not None:
-            tbt.add(at_ns - last_ns, len(slots))
-            return
         joining = tokens.gather(slots, is_in_engine=is_in_engine)
         num_there = len(slots) - len(joining)
         if num_there:

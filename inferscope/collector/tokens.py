@@ -95,26 +95,6 @@ class Tokens:
         self._team = slots
         return joining
 
-    def emit_again(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> int | None:
-        """Note that each member of the team emits a token, if these are the team.
-
-        Args:
-            slots: as for `gather`.
-            at_ns: when.
-            is_in_engine: as for `gather`.
-
-        Returns:
-            when the team emitted before; None where somebody has come or gone.
-        """
-        log = self._log
-        if slots is not self._team or is_in_engine is not self._is_in_engine:
-            return None
-        if len(log) >= _MOST_LOGGED:
-            return None
-        last_ns = log[-1]
-        log.append(at_ns)
-        return last_ns
-
     def emit(self, at_ns: int) -> None:
         """Note that each member of the team emits a token."""
         self._log.append(at_ns)
