@@ -22,10 +22,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import msgspec
 
+from inferscope.cost.flops import FlopRates
 from inferscope.cost.shape import pairs
 from inferscope.records import OTHER_PART
 
@@ -56,13 +56,6 @@ class PromptPart(msgspec.Struct, frozen=True, gc=False):
     """Part of the `prefill_own` row of its first token's ledger; None where that is not known."""
     flops: int | None
     """Modelled FLOPs; None where the model's shape is not known."""
-
-
-class Flops(Protocol):
-    """Counts what slices compute (see `cost.shape`); additive over neighbouring slices."""
-
-    def of_slices(self, tokens: int, context: int, sampled: int) -> int:
-        """Return the FLOPs of a slice."""
 
 
 def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
@@ -165,7 +158,7 @@ class PromptCost:
             start += num
             at += 1
 
-    def count(self, tokens: int, context: int, sampled: int, flops: Flops) -> None:
+    def count(self, tokens: int, context: int, sampled: int, flops: FlopRates) -> None:
         """Count a chunk's FLOPs; its rows of logits are its last token's."""
         start, end, at = context, context + tokens, bisect_right(self._ends, context)
         while start < end:

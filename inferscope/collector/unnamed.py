@@ -8,8 +8,6 @@ for how much they have is not known here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from inferscope.attribution.counterfactual import Delay
@@ -24,29 +22,20 @@ _MOST_TOKENS = 1 << 20
 """In a step: more is damage."""
 
 
-class Divided(NamedTuple):
-    """A step of which its phases are known at most.
-
-    Attributes:
-        split: its time, of no request.
-        unnamed: by rank, what of it was for prefills and for others.
-    """
-
-    split: SplitStep
-    unnamed: list[Unnamed]
-
-
-def divide(book: CostBook, run: Execution) -> Divided:
+def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[Unnamed]]:
     """Divide a step by phase; where its ranks do not say what they computed it is of none.
 
     Args:
         book: the models in force; it does not learn from such a step.
         run: its execution.
+
+    Returns:
+        its time, of no request; and by rank, what of it was for prefills and for others.
     """
     span = run.span
     prefill, decode = span.prefill_tokens, span.decode_tokens
     if prefill is None or not 0 < prefill + decode <= _MOST_TOKENS or min(prefill, decode) < 0:
-        return Divided(among_none(run), [Unnamed(0, 0, 0, 0) for _ in run.ranks])
+        return among_none(run), [Unnamed(0, 0, 0, 0) for _ in run.ranks]
     num_tokens = prefill + decode
     model = book.mode(span.mode).model
     tokens = np.ones(decode + bool(prefill), dtype=np.int64)
@@ -76,7 +65,7 @@ def divide(book: CostBook, run: Execution) -> Divided:
     split = _of_nobody(
         run, paddings, nothing_ns, residual, model.fit_id, is_provisional=model.is_provisional
     )
-    return Divided(split, unnamed)
+    return split, unnamed
 
 
 def among_none(run: Execution) -> SplitStep:
