@@ -1,0 +1,164 @@
+"""An export keeps the contract, and each damage to one breaks the law that it should."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferscope.collector.source import open_source
+from inferscope.exporting import load_exporter
+from tests.export_contract import check
+
+ROOT = Path(__file__).parents[1]
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Return the export of the sample recording."""
+    out = io.BytesIO()
+    exporter = load_exporter("jsonl")(out)
+    source = open_source(ROOT / "samples" / "demo.isr", sinks=(exporter,))
+    source.advance()
+    exporter.close(source.collector.devices(), source.collector.totals())
+    source.close()
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def of(rows: Rows, kind: str) -> dict[str, Any]:
+    """Return a row of a kind that the laws apply to in full."""
+    return next(
+        row
+        for row in rows
+        if row["kind"] == kind
+        and (kind != "step" or len(row["shares"]) > 1)
+        and (kind != "request" or (row["ledger_ns"] and row["finish"] == "length"))
+        and not row.get("joined_late")
+    )
+
+
+def test_the_export_of_the_sample_breaks_no_law(rows: Rows) -> None:
+    totals = check(rows)
+    assert totals.breaches == []
+    assert totals.num_requests > 10
+    assert totals.is_kept(min_requests=10, min_mixed=0.05)
+
+
+def shift_share(rows: Rows) -> None:
+    of(rows, "step")["shares"][0]["ns"] += 1
+
+
+def make_padding_negative(rows: Rows) -> None:
+    step = of(rows, "step")
+    step["unattributed_ns"] += step["padding_ns"] + 1
+    step["padding_ns"] = -1
+
+
+def move_between_requests(rows: Rows) -> None:
+    first, second = of(rows, "step")["shares"][:2]
+    first["ns"], second["ns"] = first["ns"] - 1, second["ns"] + 1
+
+
+def shift_ledger(rows: Rows) -> None:
+    of(rows, "request")["ledger_ns"]["decode_own"] += 1
+
+
+def make_row_negative(rows: Rows) -> None:
+    ledger = of(rows, "request")["ledger_ns"]
+    ledger["output"] = ledger.get("output", 0) + ledger["decode_own"] + 1
+    ledger["decode_own"] = -1
+
+
+def rename_cause(rows: Rows) -> None:
+    ledger = of(rows, "request")["ledger_ns"]
+    ledger["mystery"] = ledger.pop("decode_own")
+
+
+def shift_ttft_ledger(rows: Rows) -> None:
+    of(rows, "request")["ttft_ledger_ns"]["prefill_own"] += 1
+
+
+def drop_ledger_without_reason(rows: Rows) -> None:
+    of(rows, "request").update(ledger_ns=None, ttft_ledger_ns=None, ledger_missing=None)
+
+
+def shift_compute(rows: Rows) -> None:
+    of(rows, "request")["compute_ns"]["decode"] += 1
+
+
+def claim_more_prompt(rows: Rows) -> None:
+    of(rows, "request")["prompt_tokens"] += 10_000
+
+
+def emit_fewer_tokens(rows: Rows) -> None:
+    of(rows, "request")["tokens_per_event"].pop()
+
+
+def shift_device_time(rows: Rows) -> None:
+    of(rows, "device")["wall_ns"] += 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "breach"),
+    [
+        (shift_share, "parts sum to"),
+        (make_padding_negative, "a part is negative"),
+        (move_between_requests, "its steps' shares"),
+        (shift_ledger, ": ledger sums to"),
+        (make_row_negative, "ledger has a negative row"),
+        (rename_cause, "unknown causes ['mystery']"),
+        (shift_ttft_ledger, "TTFT ledger sums to"),
+        (drop_ledger_without_reason, "no ledger, and no reason"),
+        (shift_compute, "decode compute is"),
+        (claim_more_prompt, "computed"),
+        (emit_fewer_tokens, "emitted"),
+        (shift_device_time, "ns_by does not sum to wall_ns"),
+    ],
+)
+def test_a_damaged_export_breaks_its_law(
+    rows: Rows, damage: Callable[[Rows], None], breach: str
+) -> None:
+    damaged = copy.deepcopy(rows)
+    damage(damaged)
+    assert any(breach in found for found in check(damaged).breaches)
+
+
+def test_time_that_is_hidden_as_unattributed_is_refused(rows: Rows) -> None:
+    damaged = copy.deepcopy(rows)
+    for row in damaged:
+        if row["kind"] == "step":
+            row["unattributed_ns"] += row["measured_ns"] // 20
+            row["measured_ns"] += row["measured_ns"] // 20
+    totals = check(damaged)
+    assert totals.breaches == []
+    assert not totals.is_kept(min_requests=0, min_mixed=0)
+
+
+def test_shares_by_token_counts_alone_are_refused() -> None:
+    share = {"request": "r", "phase": "decode", "tokens": 1, "ns": 1000}
+    step = {"kind": "step", "engine": "e", "step": 1, "measured_ns": 4000}
+    step |= {"shares": [share] * 4, "padding_ns": 0, "unattributed_ns": 0}
+    totals = check([step])
+    assert totals.breaches == []
+    assert not totals.is_kept(min_requests=0, min_mixed=0)
+
+
+@pytest.mark.process
+def test_the_command_exits_1_on_a_breach(tmp_path: Path, rows: Rows) -> None:
+    damaged = copy.deepcopy(rows)
+    shift_ledger(damaged)
+    for found, code in ((rows, 0), (damaged, 1)):
+        file = tmp_path / "export.jsonl"
+        file.write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
+        command = [sys.executable, "-m", "tests.export_contract", str(file), "--min-mixed", "0.05"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout
+        assert f"{code} breaches" in done.stdout
