@@ -41,11 +41,13 @@ PURE := $(addprefix tests/,attribution cost metrics_page probe ring slo \
 quick: $(CORE)
 	$(BIN)/python -m pytest -p tests.pure -n 2 --dist worksteal $(ARGS) $(PURE)
 
+# BASE is the commit that added lines are counted from: the merge base with origin/main without it.
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.word_check $(BASE)
 
 # INFERSCOPE_PEERS names a folder of environments of other engines and clients, .engines without it;
 # what is not there is skipped, with the reason. What was seen to work goes into the table of the docs.
