@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test quick check test-engines bench dashboards reference sbom clean
+.PHONY: install install-core demo test quick check coverage test-engines bench dashboards reference sbom clean
 
 install: $(READY)
 
@@ -48,6 +48,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.word_check $(BASE)
+
+# The suite's line coverage, of this process and not of those that tests start.
+coverage: $(READY)
+	$(BIN)/python -m pip install --quiet "pytest-cov>=6,<8"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+		--cov=inferscope --cov-report=term --cov-report=html:out/coverage $(ARGS)
 
 # INFERSCOPE_PEERS names a folder of environments of other engines and clients, .engines without it;
 # what is not there is skipped, with the reason. What was seen to work goes into the table of the docs.
