@@ -91,7 +91,7 @@ class Patches:
     Attributes:
         is_off: no hook is called any more; wrappers that are still in place only pass on.
         probes: what the hooks write to; a fault switches them off.
-        forgetting: called after a fault, to drop what hooks keep of the engine's objects.
+        forgetting: called once the hooks are off, to drop what they keep of the engine's objects.
         within: overrides that are being called: attribute, `id` of the object, thread.
     """
 
@@ -299,9 +299,7 @@ class Patches:
             probe.fail(fault)
         if not self.probes:
             warn("not observing: %s", fault)
-        for forget in self.forgetting:
-            with suppressed(Exception):
-                forget()
+        self._forget()
 
     def restore(self) -> None:
         """Give every attribute back.
@@ -310,7 +308,13 @@ class Patches:
         with it; it only passes calls on.
         """
         self.is_off = True
+        self._forget()
         self._undo(0)
+
+    def _forget(self) -> None:
+        for forget in self.forgetting:
+            with suppressed(Exception):
+                forget()
 
     def _outermost(self, attribute: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return an override during whose calls no hooks around its base's method are called."""

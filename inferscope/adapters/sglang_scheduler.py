@@ -226,6 +226,8 @@ class SchedulerWatch:
     def launched(self) -> None:
         """Record what was deferred, and a batch's rows: its span is over, or queued."""
         launch, self._launch = self._launch, None
+        if self._marks is not None:
+            self._marks.book()
         with self.probe.hidden if self._is_deferring else nullcontext():
             self.flush()
             if launch is not None:
@@ -432,7 +434,7 @@ class SchedulerWatch:
         mode = "graph" if launch.padded_tokens else "eager"
         marks, is_dummy = self._marks, launch.is_dummy
         if marks is not None and not is_dummy:
-            marks.begin(launch.step, mode=mode, cold=launch.is_cold)
+            marks.begin(launch.step, mode, launch.is_cold, False, True)
         else:  # behind a dummy's launch nothing is recorded that writes spans
             is_reaping = is_dummy or not self._is_deferring
             self.probe.start(
@@ -446,7 +448,7 @@ class SchedulerWatch:
         if self._depth == 0 and launch is not None and not launch.is_over:
             launch.is_over = True
             if self._marks is not None:
-                self._marks.end(launch.step, padded_tokens=launch.padded_tokens)
+                self._marks.end(launch.step, launch.padded_tokens)
             else:
                 self.probe.stop(launch.step, padded_tokens=launch.padded_tokens)
 

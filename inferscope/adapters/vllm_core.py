@@ -61,7 +61,10 @@ class CoreHooks:
         patches.forgetting.append(self.forget)
 
     def forget(self) -> None:
-        """Drop the engine's objects that are kept: no hook is called any more."""
+        """Drop the engine's objects that are kept: no hook is called any more.
+
+        The wrappers of each step look for `kept` alone, and not whether the patches are off.
+        """
         kept, self.kept = self.kept, None
         if kept is not None:
             kept.planned = None
@@ -156,13 +159,14 @@ class CoreHooks:
     # each function called costs a microsecond or two until its code is in the cache again.
 
     def _schedule(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
+        patches, within = self._patches, self._patches.within
+        no_rows = vllm_tag.NO_ROWS
 
         def schedule(scheduler: Any, *args: Any, **kw: Any) -> Any:
-            if patches.is_off or (within and patches.is_within("schedule", scheduler)):
-                return original(scheduler, *args, **kw)
             kept = self.kept
-            if kept is not None and kept.planned is not None:
+            if kept is None or (within and patches.is_within("schedule", scheduler)):
+                return original(scheduler, *args, **kw)
+            if kept.planned is not None:
                 try:
                     kept.flush()  # no dispatch was seen
                 except Exception as error:
@@ -170,15 +174,13 @@ class CoreHooks:
             start_ns = monotonic_ns()
             output = call(scheduler, *args, **kw)
             end_ns = monotonic_ns()
-            if kept is None or patches.is_off:
-                return output
             try:
-                if kept.scheduler() is scheduler:
+                if kept is self.kept and kept.scheduler() is scheduler:
                     step = -1
                     if output.num_scheduled_tokens:
                         step = kept.next_step
                         kept.next_step = step + 1
-                        setattr(output, tag, (step, *vllm_tag.NO_ROWS))
+                        output._inferscope = (step, *no_rows)  # `vllm_tag.attach`, without the call
                     kept.planned = (output, step, start_ns, end_ns)
                     if kept.is_early or step < 0:  # nothing is dispatched
                         kept.flush()
@@ -219,10 +221,9 @@ class CoreHooks:
         ) -> Any:
             kept = self.kept
             if (
-                patches.is_off
-                or (within and patches.is_within("update_from_output", scheduler))
-                or kept is None
+                kept is None
                 or kept.scheduler() is not scheduler
+                or (within and patches.is_within("update_from_output", scheduler))
             ):
                 return original(scheduler, scheduler_output, model_runner_output, *args, **kw)
             try:
@@ -235,7 +236,7 @@ class CoreHooks:
                 patches.caught(update_from_output, error)
             outputs = call(scheduler, scheduler_output, model_runner_output, *args, **kw)
             at_ns = monotonic_ns()
-            if patches.is_off:
+            if kept is not self.kept:
                 return outputs
             try:
                 if scheduler_output.num_scheduled_tokens and not hasattr(scheduler_output, tag):

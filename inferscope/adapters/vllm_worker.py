@@ -68,6 +68,11 @@ class WorkerHooks:
         self.is_early = False
         self._open: tuple[int, Any] | None = None
         """The step that sampling will complete, and its `SchedulerOutput`."""
+        self._noting: list[Marks] = []
+        """What notes the step that is open: one, or none where no step is, or this host computes.
+
+        Wrappers within a step keep this list itself, and look at nothing else.
+        """
         self._done: deque[tuple[int, Any]] = deque()
         """Steps that are not signed yet, likewise."""
         self._since_ns = 0
@@ -78,8 +83,12 @@ class WorkerHooks:
         patches.forgetting.append(self.forget)
 
     def forget(self) -> None:
-        """Drop the engine's objects that are kept: no hook is called any more."""
-        self._open = None
+        """Drop the engine's objects that are kept: no hook is called any more.
+
+        The wrappers of each step look for these alone, and not whether the patches are off.
+        """
+        self._worker = self._open = None
+        self._noting.clear()
         self._done.clear()
 
     def install(self, wrapper_class: Any) -> None:
@@ -192,14 +201,14 @@ class WorkerHooks:
 
     def _execute_model(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
+        noting = self._noting
 
         def execute_model(worker: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
             reference = self._worker
             if (
-                patches.is_off
-                or (within and patches.is_within("execute_model", worker))
-                or reference is None
+                reference is None
                 or reference() is not worker
+                or (within and patches.is_within("execute_model", worker))
             ):
                 return original(worker, scheduler_output, *args, **kw)
             try:
@@ -212,7 +221,9 @@ class WorkerHooks:
                     marks = self._marks
                     # The first one pays for what every process does once.
                     if marks is not None:
-                        marks.begin(step, cold=not self._has_run)
+                        marks.begin(step, "eager", not self._has_run, False, not marks.has_moved)
+                        if not noting:
+                            noting.append(marks)
                     else:
                         self._probe.start(step, cold=not self._has_run, reaps=False)
                     self._has_run = True
@@ -224,7 +235,9 @@ class WorkerHooks:
             if patches.is_off:
                 return result
             try:
-                if self._done:  # this step is launched
+                if noting:  # this step is launched
+                    noting[0].book()
+                if self._done:
                     with self._probe.hidden:
                         self.sign()
                 if result is not None or not self._samples:  # no sampling is to come
@@ -236,17 +249,26 @@ class WorkerHooks:
         return execute_model
 
     def _sample_tokens(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        patches, within = self._patches, self._patches.within
+        patches, within, noting = self._patches, self._patches.within, self._noting
 
         def sample_tokens(worker: Any, *args: Any, **kw: Any) -> Any:
-            if patches.is_off or (within and patches.is_within("sample_tokens", worker)):
-                return original(worker, *args, **kw)
             result = call(worker, *args, **kw)
-            reference = self._worker
-            if patches.is_off or reference is None or reference() is not worker:
+            reference, done = self._worker, self._open
+            if (
+                done is None
+                or reference is None
+                or reference() is not worker
+                or (within and patches.is_within("sample_tokens", worker))
+            ):
                 return result
             try:
-                self.stop()  # outputs are queued, on a CPU they are there
+                if noting:  # outputs are queued
+                    self._open, ended_ns = None, noting.pop().end(done[0], 0)
+                    if not self._done:
+                        self._since_ns = ended_ns
+                    self._done.append(done)
+                else:  # on a CPU they are there
+                    self.stop()
             except Exception as error:
                 patches.caught(sample_tokens, error)
             return result
@@ -255,12 +277,13 @@ class WorkerHooks:
 
     def stop(self) -> None:
         """End the step that is open."""
-        if self._open is None:
+        done = self._open
+        if done is None:
             return
-        done, self._open = self._open, None
-        marks = self._marks
+        self._open, marks = None, self._marks
+        self._noting.clear()
         if marks is not None:
-            ended_ns = marks.end(done[0])
+            ended_ns = marks.end(done[0], 0)
         else:
             self._probe.stop(done[0])
             ended_ns = monotonic_ns()
@@ -270,40 +293,39 @@ class WorkerHooks:
         if self.is_early:
             self.sign()
 
-    def _device_start(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        patches, within = self._patches, self._patches.within
+    # A step within a step is none, and moving its start or end twice changes nothing: so these two
+    # need not ask whether an override calls them.
 
-        def wrapper(runner: Any, *args: Any, **kw: Any) -> Any:
-            if patches.is_off or (within and patches.is_within("_model_forward", runner)):
-                return original(runner, *args, **kw)
-            try:
-                if self._open is not None and self._marks is not None:
-                    self._marks.device_start()
-            except Exception as error:
-                patches.caught(wrapper, error)
-            return call(runner, *args, **kw)
+    def _device_start(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
+        patches, noting = self._patches, self._noting
+
+        def wrapper(*args: Any, **kw: Any) -> Any:
+            if noting:
+                try:
+                    noting[0].device_start()
+                except Exception as error:
+                    patches.caught(wrapper, error)
+            return call(*args, **kw)
 
         return wrapper
 
     def _device_end(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        patches, within = self._patches, self._patches.within
+        patches, noting = self._patches, self._noting
 
-        def wrapper(runner: Any, *args: Any, **kw: Any) -> Any:
-            if patches.is_off or (within and patches.is_within("_bookkeeping_sync", runner)):
-                return original(runner, *args, **kw)
-            try:
-                if self._open is not None and self._marks is not None:
-                    self._marks.device_end()
-            except Exception as error:
-                patches.caught(wrapper, error)
-            return call(runner, *args, **kw)
+        def wrapper(*args: Any, **kw: Any) -> Any:
+            if noting:
+                try:
+                    noting[0].device_end()
+                except Exception as error:
+                    patches.caught(wrapper, error)
+            return call(*args, **kw)
 
         return wrapper
 
     def forwarding(self, *args: Any, **kw: Any) -> None:
         """Begin the device span of the step: its inputs are prepared."""
-        if self._open is not None and self._marks is not None:
-            self._marks.device_start()
+        for marks in self._noting:
+            marks.device_start()
 
     def mark(self) -> None:
         """Note the steps without a lock: the device computes beside this host."""
@@ -350,6 +372,7 @@ class WorkerHooks:
         self.sign()
         self._probe.close()
         self._worker = self._open = self._marks = None
+        self._noting.clear()
         self._probe = Probe.disabled()
         self._has_run = self._is_warming_up = False
 

@@ -46,11 +46,18 @@ class UnderLock(Protocol):
 class Marks:
     """Notes the steps of one engine's thread. Its arguments are not checked: they are numbers.
 
-    No method raises what is not a signal handler's. `Probe.sign`, `slices` or `same_step` has to be
-    called behind each launch: that books what has ended.
+    No method raises what is not a signal handler's. Behind each launch `book` has to be called, and
+    then `Probe.sign`, `slices` or `same_step`: that writes what has ended.
+
+    Arguments are given by position: the interpreter calls such a function with a third of the code.
+
+    Attributes:
+        has_moved: the step noted last has begun by `device_start`, so that the next one need not
+            record an event at its launch.
     """
 
     __slots__ = (  # side by side in memory: each cache line that is touched cold costs 0.1 µs
+        "_cost_ns",
         "_is_capturing",
         "_life",
         "_log",
@@ -62,6 +69,7 @@ class Marks:
         "_spans",
         "_spare",
         "_timer",
+        "has_moved",
     )
 
     def __init__(
@@ -83,12 +91,28 @@ class Marks:
         self._record = timer.events.record
         self._is_capturing = timer.events.is_capturing
         self._spare, self._marking, self._marked = timer.spare, timer.marking, timer.marked
+        self._cost_ns = 0
+        self.has_moved = False
         timer.begin_marking()
 
     def begin(
-        self, step: int, *, mode: str = "eager", cold: bool = False, dummy: bool = False
+        self,
+        step: int,
+        mode: str = "eager",
+        cold: bool = False,
+        dummy: bool = False,
+        starts: bool = True,
     ) -> None:
-        """Begin a step, right before its first launch; see `Probe.start`."""
+        """Begin a step, right before its first launch; see `Probe.start`.
+
+        Args:
+            step: its number.
+            mode: how it is launched.
+            cold: the first of its kind.
+            dummy: computes nothing for any request.
+            starts: its device span begins here, unless `device_start` moves that. Without it the
+                span begins at `device_start`, and a step that ends without one has none.
+        """
         life, spans, spare = self._life, self._spans, self._spare
         try:
             if (
@@ -99,31 +123,31 @@ class Marks:
                 or not life.wants_on
                 or type(step) is not int
                 or not life.first_step <= step <= LARGEST_INT64
-                or self._is_capturing()
+                or (starts and self._is_capturing())
             ):
                 self._probe.start(step, mode=mode, cold=cold, dummy=dummy, reaps=False)
                 return
             flight = spare.pop()
-            spans.thread = get_ident()
-            spans.last_step_ns = flight.start_ns = self._now_ns()
-            try:
-                self._record(flight.start)
-            except Exception as error:
-                self._lose(error, num_lost=1)
-                return
+            spans.last_step_ns = flight.start_ns = began_ns = self._now_ns()
+            if starts:
+                try:
+                    self._record(flight.start)
+                except Exception as error:
+                    self._lose(error, num_lost=1)
+                    return
+                flight.has_start = True
+                self._cost_ns += self._now_ns() - began_ns
             spans.last_step = flight.step = step
             flight.mode, flight.cold, flight.dummy = mode, cold, dummy
             self._marking.append(flight)
             if not spans.pending_ns and life.is_ours():
                 spans.publish_pending()
-            # Without the lock: an addition may be lost, and none is torn.
-            self._log.cost_ns += self._now_ns() - flight.start_ns
         except Exception as error:
             life.caught(error)
 
     def device_start(self) -> None:
         """Move the start of the open step's device span here; see `Probe.device_start`."""
-        marking = self._marking
+        marking, self.has_moved = self._marking, True
         if not marking:
             self._probe.device_start()
             return
@@ -131,7 +155,8 @@ class Marks:
             flight, began_ns = marking[-1], self._now_ns()
             if not flight.has_end:
                 self._record(flight.start)
-            self._log.cost_ns += self._now_ns() - began_ns
+                flight.has_start = True
+            self._cost_ns += self._now_ns() - began_ns
         except Exception as error:
             self._lose(error)
 
@@ -146,11 +171,11 @@ class Marks:
             if not flight.has_end:
                 self._record(flight.end)
                 flight.has_end = True
-            self._log.cost_ns += self._now_ns() - began_ns
+            self._cost_ns += self._now_ns() - began_ns
         except Exception as error:
             self._lose(error)
 
-    def end(self, step: int, *, padded_tokens: int = 0) -> int:
+    def end(self, step: int, padded_tokens: int = 0) -> int:
         """End a step; see `Probe.stop`. Return the time."""
         now_ns, marking = self._now_ns(), self._marking
         if not marking or marking[-1].step != step:
@@ -158,9 +183,13 @@ class Marks:
             return now_ns
         try:
             flight = marking[-1]
+            if not flight.has_start:
+                self._end_unstarted(now_ns)
+                return now_ns
             if not flight.has_end:
                 self._record(flight.end)
                 flight.has_end = True
+                self._cost_ns += self._now_ns() - now_ns
         except Exception as error:
             self._lose(error)
             return now_ns
@@ -168,9 +197,23 @@ class Marks:
         flight.padded = padded_tokens
         # In this order: an exception of a signal handler between them costs no step.
         self._marked.append(flight)
-        del marking[-1:]
-        self._log.cost_ns += self._now_ns() - now_ns
+        marking.pop()
         return now_ns
+
+    def book(self) -> None:
+        """Add what the events have cost to the probe's cost; called behind each launch."""
+        self._spans.thread = get_ident()
+        # Without the lock: an addition may be lost, and none is torn.
+        cost_ns, self._cost_ns = self._cost_ns, 0
+        self._log.cost_ns += cost_ns
+
+    def _end_unstarted(self, now_ns: int) -> None:
+        """Leave a step without a span that was to begin at `device_start`, and did not."""
+        self.has_moved = False
+        try:
+            self._life.perform(now_ns, None, _give_up, self._timer)
+        except Exception as error:
+            self._life.caught(error)
 
     def _end_another(self, step: int, padded_tokens: int) -> None:
         """End a step that was not begun here last."""

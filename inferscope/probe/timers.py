@@ -194,6 +194,7 @@ class Flight:
     Attributes:
         start: event at which it begins.
         end: event at which it ends, None for none yet.
+        has_start: the event `start` is recorded.
         has_end: the event `end` is recorded.
         launch_end_ns: when the host had queued it, 0 before.
     """
@@ -203,6 +204,7 @@ class Flight:
         "dummy",
         "end",
         "has_end",
+        "has_start",
         "launch_end_ns",
         "mode",
         "padded",
@@ -218,7 +220,7 @@ class Flight:
 
     def __init__(self, start: Any, end: Any) -> None:
         self.start, self.end = start, end
-        self.has_end = False
+        self.has_start = self.has_end = False
         self.launch_end_ns = 0
         self.padded = 0
 

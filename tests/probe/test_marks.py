@@ -443,6 +443,44 @@ def test_each_step_has_one_span_or_is_counted(calls: list[str]) -> None:
         bench.probe.close()
 
 
+def test_a_step_that_begins_with_the_forward_records_no_event_at_its_launch(bench: Bench) -> None:
+    bench.steady()
+    assert bench.marks.has_moved
+    num_begun = bench.next_step
+    with pytest.MonkeyPatch.context() as patch:
+        for call in ("record", "is_capturing"):
+            patch.setattr(bench.marks, f"_{call}", None)
+        bench.marks.begin(num_begun, "eager", False, False, False)
+    bench.next_step += 1
+    bench.clock.now_ns += MS
+    bench.marks.device_start()
+    bench.clock.now_ns += 2 * MS
+    bench.end(num_begun)
+    bench.tend()
+    span = bench.spans()[-1]
+    assert span.step == num_begun
+    assert span.device_start_ns is not None
+    assert span.device_end_ns is not None
+    assert span.device_end_ns - span.device_start_ns == 3 * MS
+    assert span.launch_end_ns - span.launch_start_ns == 4 * MS
+
+
+def test_one_that_ends_without_its_forward_has_no_span_and_the_next_one_begins_at_once(
+    bench: Bench,
+) -> None:
+    bench.steady()
+    lost = bench.next_step
+    bench.marks.begin(lost, "eager", False, False, False)
+    bench.next_step += 1
+    bench.end(lost)
+    assert not bench.marks.has_moved
+    step = bench.begin()
+    bench.end(step)
+    bench.tend()
+    assert bench.steps() == [one for one in range(bench.next_step) if one != lost]
+    assert bench.timer.dropped == 1
+
+
 @pytest.mark.parametrize("call", ["begin", "device_start", "device_end", "end"])
 def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call: str) -> None:
     bench = Bench(tmp_path)
@@ -465,6 +503,7 @@ def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call:
         if name == call:
             bench.within = take_long
         run()
+    bench.marks.book()
     assert bench.within is None
     assert bench.probe._log.cost_ns - cost_ns >= 3 * MS
     bench.probe.close()
