@@ -3,15 +3,18 @@
 A real SGLang engine on the CPU, offline, with random weights: its forward pass evicts the caches in
 each step, as that of any engine does. In its scheduler's process every hook is put between two
 readings of the thread's CPU clock, and so is what it is around. The hook's own time is what is left
-of the first without the second, less what the same instrument reads around a hook that does
-nothing. A hook's time before and after its original counts as
+of the first without the second, less the floor: what the same instrument reads, in batches between
+the others, around a hook that does nothing, with the real one inside.
+A hook's time before and after its original counts as
 
     path     everything but what follows `run_batch`: the device waits for it, or a client does
     hidden   what follows `run_batch`: the device computes
 
 SGLang's batches alternate between both ways of recording: at once, as where the model runs within
 `run_batch`, and behind the launch, as on a device. On a CPU nothing computes behind it; the work is
-the same. Steps that decode an unchanged batch count; the first few of a batch do not.
+the same. A launch of 50 ms would have the probe's own thread write what is kept, as it does where a
+device's launch hangs; with large batches this CPU takes longer, so here nothing is overdue. Steps
+that decode an unchanged batch count; the first few of a batch do not.
 
     PEERS/venvs/sgl/bin/python benchmarks/sglang_step_overhead.py PEERS/tiny-qwen2 --out FILE
 
@@ -32,6 +35,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +53,13 @@ _HOOKS = (
     *("_get_next_batch_to_run", "_run_batch", "_forward", "_process_batch_result"),
     "_stream_output",
 )
+_PARTS = tuple(f"{name} {when}" for name in _HOOKS for when in ("before", "after"))
+_HIDDEN = "_run_batch after"
 _WARM_STEPS = 4
 """Steps of each batch that do not count: its prefill, and the first after a change."""
-_NUM_FLOOR = 4000
+_WAYS = ((True, False), (False, False), (True, True))
+"""Of one batch after the other: whether records wait for the launch, and whether it is the floor
+that is measured."""
 Hook = Callable[..., Any]
 
 
@@ -79,29 +87,27 @@ class Instrument:
         self._rows: list[dict[str, Any]] = []
         self._team: list[Any] = []
         self._age = 0
-        self._floor_ns = self._floor()
+        self._batches = 0
+        self._is_floor = False
 
     def install(self) -> None:
         """Put the clock around the hooks of SGLang's scheduler."""
         from inferscope.adapters.sglang_hooks import SchedulerHooks
+        from inferscope.probe import deferred
 
+        deferred.OVERDUE_NS = 10**11
         for name in _HOOKS:
             setattr(SchedulerHooks, name, self._timed(getattr(SchedulerHooks, name), name))
-
-    def _floor(self) -> dict[str, int]:
-        floor: dict[str, list[int]] = {"before": [], "after": []}
-        timed = self._timed(_empty, "_floor")
-        for _ in range(_NUM_FLOOR):
-            timed(None, len, ())
-            for when, values in floor.items():
-                values.append(self._step.pop(f"_floor {when}"))
-        return {when: round(statistics.median(values)) for when, values in floor.items()}
 
     def _timed(self, hook: Hook, name: str) -> Hook:
         now = self._now
         before, after = f"{name} before", f"{name} after"
 
         def timed(hooks: Any, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+            if self._is_floor:
+                around, within = _empty, partial(hook, hooks, original)
+            else:
+                around, within = hook, original
             start_ns = now()
             called_ns = returned_ns = start_ns
 
@@ -109,11 +115,11 @@ class Instrument:
                 nonlocal called_ns, returned_ns
                 called_ns = now()
                 try:
-                    return original(*inner_args, **inner_kwargs)
+                    return within(*inner_args, **inner_kwargs)
                 finally:
                     returned_ns = now()
 
-            result = hook(hooks, inner, *args, **kwargs)
+            result = around(hooks, inner, *args, **kwargs)
             end_ns = now()
             step = self._step
             step[before] += called_ns - start_ns
@@ -130,19 +136,12 @@ class Instrument:
         step, self._step = self._step, defaultdict(int)
         # Scheduling counts with the step before: all steps that count are alike.
         if self._age > _WARM_STEPS and watch is not None and step["_run_batch"] == 1:
-            own_ns = {
-                f"{name} {when}": step[f"{name} {when}"] - step[name] * self._floor_ns[when]
-                for name in _HOOKS
-                for when in ("before", "after")
-            }
-            hidden_ns = own_ns["_run_batch after"]
             self._rows.append(
                 {
                     "batch": len(self._team),
                     "is_deferring": getattr(watch, "_is_deferring", None),
-                    "path_ns": sum(own_ns.values()) - hidden_ns,
-                    "hidden_ns": hidden_ns,
-                    "own_ns": own_ns,
+                    "is_floor": self._is_floor,
+                    "read_ns": {part: step[part] for part in _PARTS},
                 }
             )
         if batch is None:
@@ -150,7 +149,9 @@ class Instrument:
             if self._rows:
                 self._write()
                 watch.flush()
-                defer(watch, is_deferring=not watch._is_deferring)
+                self._batches += 1
+                is_deferring, self._is_floor = _WAYS[self._batches % len(_WAYS)]
+                defer(watch, is_deferring=is_deferring)
             return
         is_same = batch.forward_mode.name == "DECODE" and batch.reqs == self._team
         self._age = self._age + 1 if is_same else 0
@@ -177,20 +178,24 @@ if "SGLANG_STEP_OVERHEAD" in os.environ:
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the medians of each batch size and way of recording, in µs."""
-    by_kind: dict[tuple[int, Any], list[dict[str, Any]]] = defaultdict(list)
+    by_kind: dict[tuple[int, bool, bool], list[dict[str, int]]] = defaultdict(list)
     for row in rows:
-        by_kind[row["batch"], row["is_deferring"]].append(row)
+        by_kind[row["batch"], row["is_floor"], row["is_deferring"]].append(row["read_ns"])
     found = []
-    for (batch, is_deferring), members in sorted(by_kind.items(), key=lambda item: str(item[0])):
-        names = members[0]["own_ns"]
+    for (batch, is_floor, is_deferring), members in sorted(by_kind.items()):
+        floors = by_kind.get((batch, True, True))
+        if is_floor or floors is None:
+            continue
+        floor_ns = {part: statistics.median(read[part] for read in floors) for part in _PARTS}
+        own = [{part: read[part] - floor_ns[part] for part in _PARTS} for read in members]
         found.append(
             {
                 "batch": batch,
                 "is_deferring": is_deferring,
                 "steps": len(members),
-                "path_us": _median_us(row["path_ns"] for row in members),
-                "hidden_us": _median_us(row["hidden_ns"] for row in members),
-                "own_us": {n: _median_us(row["own_ns"][n] for row in members) for n in names},
+                "path_us": _median_us(sum(each.values()) - each[_HIDDEN] for each in own),
+                "hidden_us": _median_us(each[_HIDDEN] for each in own),
+                "own_us": {part: _median_us(each[part] for each in own) for part in _PARTS},
             }
         )
     return found
@@ -244,7 +249,7 @@ def main() -> int:
     try:
         for _ in range(options.rounds):
             for size in options.batches:
-                for _ in range(2):
+                for _ in _WAYS:
                     prompts = [[draw.randrange(10, 4000) for _ in range(8)] for _ in range(size)]
                     engine.generate(input_ids=prompts, sampling_params=sampling)
                     time.sleep(0.2)  # until the scheduler has found nothing to do

@@ -237,6 +237,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--model", choices=SHAPES, default="70m", help="whose layers")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        help="float32 where the host has no instructions for bfloat16",
+    )
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="of a batch")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
@@ -261,7 +266,7 @@ def main() -> int:
     }
     vllm: Any = importlib.import_module("vllm")  # not before its environment is set
     llm = vllm.LLM(
-        model=str(options.checkpoint), load_format="dummy", dtype="bfloat16",
+        model=str(options.checkpoint), load_format="dummy", dtype=options.dtype,
         hf_overrides=SHAPES[options.model], max_model_len=2048, max_num_seqs=64,
         max_num_batched_tokens=2048, enforce_eager=True, enable_prefix_caching=False,
     )  # fmt: skip
@@ -305,6 +310,7 @@ def main() -> int:
         result = {
             "machine": described,
             "model": options.model,
+            "dtype": options.dtype,
             "pairs": options.pairs,
             "device_ms": options.device_ms,
             "rows": rows,

@@ -134,8 +134,9 @@ class Launch:
         self.requests = batch.reqs
         self.lengths = batch.seq_lens_cpu
         # Of now: a speculative worker changes it while the batch runs.
-        self.is_extending = batch.forward_mode.is_extend()
-        self.is_decoding = batch.forward_mode.is_decode()
+        is_decode = mode == "DECODE"  # the usual one, without two calls before its launch
+        self.is_extending = not is_decode and batch.forward_mode.is_extend()
+        self.is_decoding = is_decode or batch.forward_mode.is_decode()
         self.is_speculative = self.is_decoding and not batch.spec_algorithm.is_none()
         self.tail = getattr(batch, "beam_tail", None)
         if mode != "DECODE":

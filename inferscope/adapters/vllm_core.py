@@ -162,20 +162,20 @@ class CoreHooks:
         patches, within = self._patches, self._patches.within
         no_rows = vllm_tag.NO_ROWS
 
-        def schedule(scheduler: Any, *args: Any, **kw: Any) -> Any:
+        def schedule(*args: Any, **kw: Any) -> Any:
             kept = self.kept
-            if kept is None or (within and patches.is_within("schedule", scheduler)):
-                return original(scheduler, *args, **kw)
+            if kept is None or (within and patches.is_within("schedule", args[0])):
+                return original(*args, **kw)
             if kept.planned is not None:
                 try:
                     kept.flush()  # no dispatch was seen
                 except Exception as error:
                     patches.caught(kept.flush, error)
             start_ns = monotonic_ns()
-            output = call(scheduler, *args, **kw)
+            output = call(*args, **kw)
             end_ns = monotonic_ns()
             try:
-                if kept is self.kept and kept.scheduler() is scheduler:
+                if kept is self.kept and kept.scheduler() is args[0]:
                     step = -1
                     if output.num_scheduled_tokens:
                         step = kept.next_step

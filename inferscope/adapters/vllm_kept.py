@@ -54,6 +54,18 @@ class Kept:
         accepted: in that step, draft tokens by position.
     """
 
+    __slots__ = (  # as in `Marks`
+        "_probe",
+        "accepted",
+        "core",
+        "ended",
+        "is_early",
+        "left",
+        "next_step",
+        "planned",
+        "scheduler",
+    )
+
     def __init__(self, core: Core, *, first_step: int = 0, is_early: bool = False) -> None:
         """Keep nothing yet."""
         self.core = core

@@ -251,14 +251,14 @@ class WorkerHooks:
     def _sample_tokens(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within, noting = self._patches, self._patches.within, self._noting
 
-        def sample_tokens(worker: Any, *args: Any, **kw: Any) -> Any:
-            result = call(worker, *args, **kw)
+        def sample_tokens(*args: Any, **kw: Any) -> Any:
+            result = call(*args, **kw)
             reference, done = self._worker, self._open
             if (
                 done is None
                 or reference is None
-                or reference() is not worker
-                or (within and patches.is_within("sample_tokens", worker))
+                or reference() is not args[0]
+                or (within and patches.is_within("sample_tokens", args[0]))
             ):
                 return result
             try:
