@@ -58,8 +58,7 @@ _HIDDEN = "_run_batch after"
 _WARM_STEPS = 4
 """Steps of each batch that do not count: its prefill, and the first after a change."""
 _WAYS = ((True, False), (False, False), (True, True))
-"""Of one batch after the other: whether records wait for the launch, and whether it is the floor
-that is measured."""
+"""In turn, batch by batch: recorded behind the launch, and measured as the floor."""
 Hook = Callable[..., Any]
 
 
