@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test quick check coverage test-engines bench dashboards reference sbom clean
+.PHONY: install install-core demo test quick check coverage test-engines bench dashboards docs reference sbom clean
 
 install: $(READY)
 
@@ -82,6 +82,14 @@ dashboards: $(READY)
 # The page of what --json prints, from the types of the documents.
 reference: $(READY)
 	$(BIN)/python -m docs.json_reference
+
+# The documentation site in out/docs. A broken link or anchor fails; it has an environment of its own.
+docs: $(READY)
+	$(PYTHON) -m venv out/docs-environment
+	out/docs-environment/bin/python -m pip install --quiet -c constraints.txt \
+		-r docs/requirements.txt -e ".[core]"
+	$(BIN)/python -m docs.command_reference
+	out/docs-environment/bin/sphinx-build -W --keep-going --quiet -b html docs out/docs
 
 # What an environment holds, with versions and licences, as CycloneDX; OF is its Python. The tool has
 # an environment of its own, so that it is not on the list.
