@@ -208,7 +208,7 @@ class PrometheusExporter:
         trace_id = self._kept_trace(request)
         self._counters_of(request.engine_id).request(request, trace_id=trace_id)
 
-    def sample(self, snapshot: Snapshot) -> None:
+    def look(self, snapshot: Snapshot) -> None:
         """Publish the current values; drop those of expired engines."""
         offset_ns = snapshot.real_ns - snapshot.mono_ns
         if abs(offset_ns - self._offset_ns) > _WAS_SET_NS:

@@ -186,9 +186,10 @@ class EngineFold:
         newest = heirs(self.rings.values(), self.now_ns)
         for ring in self.rings.values():
             heir = newest.get(ring.slots.teller, ring)
-            is_silent = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
+            is_succeeded = heir.opened.start_ns > ring.last_ns
+            is_silent = ring.is_silent(now_ns) or is_succeeded
             is_to_come = ring.opened.start_ns > now_ns  # a reader of the past has opened all
-            has_time = is_silent and self.joins.has_just_begun(ring, now_ns)
+            has_time = is_silent and not is_succeeded and self.joins.has_just_begun(ring, now_ns)
             ring.is_out = (is_silent and not has_time) or is_to_come or not ring.is_observing
             if is_silent and not ring.is_lost and ring.slots.known():
                 self._lose(ring)

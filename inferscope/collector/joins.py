@@ -197,7 +197,7 @@ class Joins:
         """Return whether a ring is silent because its replica was idle until a moment ago.
 
         An idle process reports every 10 s. Once a step has begun it has the usual time to report,
-        unless its process is gone or has been succeeded.
+        unless its process is gone.
         """
         return not ring.is_gone(now_ns) and any(
             step.dp_rank == ring.dp_rank

@@ -28,7 +28,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for index in members:
             core.admitted(index)
         took_ms = truth.step_ns(batch) / MS
-        columns = zip(members, batch.team.tokens.tolist(), batch.context.tolist(), strict=True)
+        columns = zip(members, batch.tokens.tolist(), batch.context.tolist(), strict=True)
         core.step(step, list(columns), start_ms=at_ms, end_ms=at_ms + took_ms)
         for index in members:
             core.finished(index)

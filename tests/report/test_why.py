@@ -152,7 +152,7 @@ def test_queue_names_the_scarce_resource_and_its_holder() -> None:
         " scheduler's plans meanwhile; the slots were held by req-17 (60.0%), req-9 (30.0%) and"
         " others"
     )
-    assert any(one.startswith("Apportioned: which part") for one in why(facts).caveats)
+    assert any(one.startswith("Apportioned: how each wait divides") for one in why(facts).caveats)
 
 
 def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]]]) -> None:

@@ -481,5 +481,5 @@ def test_without_locks_rings_are_removed_by_their_heartbeat(
         age(ring.path)
     assert remove_old_rings(tmp_path, now_ns) == 1
     assert [engine.engine_id for engine in find_engines(tmp_path)] == ["alive"]
-    with pytest.raises(InferScopeError, match="has no locks"), only_collector(tmp_path):
+    with pytest.raises(InferScopeError, match="does not support locks"), only_collector(tmp_path):
         pass

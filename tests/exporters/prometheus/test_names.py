@@ -83,7 +83,7 @@ def exported(finals: Finals) -> Scrape:
         (view,) = finals.view.engines
         now = replace(finals.view, engines=(with_everything(view),), mono_ns=view.through_ns)
         exporter.look(now)
-        (look,) = exporter._published.now.looks
+        (look,) = exporter._published.now.samples
     finally:
         exporter.close()
     budget = BudgetView("m", _OBJECTIVE, 1, 0, 1.0)
