@@ -408,8 +408,8 @@ def test_whatever_is_in_the_file_it_is_read_or_named(
 
 _SETTINGS: dict[str, type] = {
     "prometheus": prometheus.PrometheusSettings,
-    "parquet": parquet.Settings,
-    "otlp": otlp.Settings,
+    "parquet": parquet.ParquetSettings,
+    "otlp": otlp.OtlpSettings,
 }
 
 

@@ -137,7 +137,8 @@ def test_more_rules_than_the_operators_object_takes_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("objective", "window", "said"),
     [
-        ("90%", "30d", "has the target 0.9, so 0.1 may be bad; .* 14.4 times that would need 1.44 .* "
+        ("90%", "30d", "has the target 0.9, so 0.1 may be bad; .* 14.4 times that would need "
+                       "1.44 .* "
                        "Give an objective above 0.9306"),
         (0.5, "30d", "0.5 may be bad; .* 14.4 times that would need 7.2"),
         ("99%", "30m", "has a window of 30m, and the shortest rule looks back for 1h"),

@@ -75,7 +75,7 @@ def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3, said  # that it begins, that there is no more room, and how it ended
     assert "delivery failed" in said[0]
-    assert "more than 300 are waiting" in said[1]
+    assert "more than 300 traces are waiting" in said[1]
     assert "dropped of 350" in said[2]
 
 
@@ -294,7 +294,7 @@ def test_recovered_receiver_is_logged(finals: Finals, caplog: pytest.LogCaptureF
         (True, False),
         (False, True),
     ]
-    assert f"{2 * MOST_AT_ONCE} were dropped" in said[1]
+    assert f"{2 * MOST_AT_ONCE} items were dropped" in said[1]
 
 
 def test_a_slow_receiver_gets_what_fits_and_the_rest_is_counted(finals: Finals) -> None:
