@@ -91,7 +91,7 @@ class Scene:
         """Take blocks and compute what precedes the step.
 
         Args:
-            engine: idle: all seats are free, and all blocks, in the order that traffic left.
+            engine: idle: all sequence slots and blocks are free, in the order that traffic left.
             runner: the engine's.
             shape: of the step.
             draw: of the prompts.
@@ -101,11 +101,11 @@ class Scene:
         self._pool, self._runner = engine.pool, runner
         self._stopwatch, self._settling_steps = stopwatch, settling_steps
         self._slices = []
-        for seat, part in enumerate(shape.parts):
+        for slot, part in enumerate(shape.parts):
             num = part.context + part.num_tokens
             request = Request(
-                index=seat,
-                request_id=str(seat),
+                index=slot,
+                request_id=str(slot),
                 tokens=[draw.randrange(1, engine.model.config.vocab) for _ in range(num)],
                 num_prompt=num,
                 max_tokens=1,
@@ -113,7 +113,7 @@ class Scene:
                 stop_ids=frozenset(),
                 seed=0,
                 blocks=self._pool.allocate(self._pool.blocks_for(num)),
-                seat=seat,
+                sequence_slot=slot,
             )
             self._slices.append(Slice(request, part.context, part.num_tokens, part.is_sampled))
             self._compute_context(self._slices[-1], engine.options.token_budget)

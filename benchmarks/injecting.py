@@ -204,13 +204,13 @@ def break_front_end(fault: Fault, notes: Notes) -> None:
     tokens_of, take_tokens = Exchange._tokens, Choice.take_tokens
     draw = fault.draw()
 
-    async def tokenise(self: Any, ask: Any) -> Any:
+    async def tokenise(self: Any, call: Any) -> Any:
         if notes.is_armed and draw.random() < fault.chance:
             seconds = draw.uniform(fault.least_ms, fault.most_ms) / 1e3
             ids = [choice.request_id for choice in self.choices]
             # In a thread, as the server itself does with prompts that take long.
             notes.strikes.append(await asyncio.to_thread(_slept, "tokenise", seconds, ids))
-        return await tokens_of(self, ask)
+        return await tokens_of(self, call)
 
     def take(self: Any, tokens: Any, finish: Any) -> None:
         if finish is not None:
@@ -229,8 +229,10 @@ def break_front_end(fault: Fault, notes: Notes) -> None:
 class _FaultySupervisor(Supervisor):
     """Starts this file in the place of the product's modules, one of which it then runs."""
 
-    async def _start(self, name: str, module: str, told: dict[str, object]) -> Any:
-        return await super()._start(name, Path(__file__).stem, {**told, "module": module})
+    async def _start(self, name: str, *modules: str, settings: dict[str, object]) -> Any:
+        return await super()._start(
+            name, Path(__file__).stem, settings={**settings, "module": modules[-1]}
+        )
 
 
 def serve(fault: Fault, *, num_blocks: int, max_running: int) -> int:

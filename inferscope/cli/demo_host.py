@@ -23,7 +23,7 @@ from inferscope.engine import Engine, Sampling, load_engine, load_tokenizer
 from inferscope.engine.devices import step_timer
 from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
-from inferscope.engine.server.parent import Failed, listen_to_parent, say
+from inferscope.engine.server.parent import Failed, listen_to_parent, send_to_parent
 from inferscope.engine.tokenizer import Tokenizer
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.load.open_loop import ClientTimes, OpenLoop, ReceivedTokens
@@ -46,7 +46,7 @@ class _InProcessClient:
         self._front_end = front_end
 
     async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
-        answer = self._front_end.ask(
+        answer = self._front_end.generate(
             ask.prompt, _sampling(ask), external_id=ask.name, sections=ask.sections
         )
         async for delivery in answer:
@@ -59,7 +59,7 @@ def main() -> int:
     try:
         _run(msgspec.json.decode(sys.argv[1], type=Settings))
     except InferScopeError as error:
-        say(Failed(str(error), error.exit_code))
+        send_to_parent(Failed(str(error), error.exit_code))
         return error.exit_code
     return 0
 
@@ -96,7 +96,7 @@ def _run(settings: Settings) -> None:
 
 def _begin(settings: Settings, stage: str) -> None:
     if settings.says_stages:
-        say(Stage(stage))
+        send_to_parent(Stage(stage))
 
 
 async def _serve(
@@ -108,7 +108,7 @@ async def _serve(
     rate_s: float,
 ) -> None:
     front_end.start()
-    say(Ready(rate_s * pacing.pace))
+    send_to_parent(Ready(rate_s * pacing.pace))
     following = asyncio.create_task(_follow(engine, pacing)) if _is_paced(settings) else None
     with contextlib.suppress(asyncio.CancelledError):
         await load.run(settings.duration_s)

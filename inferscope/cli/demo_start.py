@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from inferscope.engine.server.parent import Failed, say
+from inferscope.engine.server.parent import Failed, send_to_parent
 from inferscope.engine.start import imports_that_stay
 
 
@@ -17,7 +17,7 @@ def main() -> int:
         message = (
             f'the demo needs {error.name}. Install it with: pip install "inferscope-llm[engine]"'
         )
-        say(Failed(message, 1))
+        send_to_parent(Failed(message, 1))
         return 1
     return demo_host.main()
 

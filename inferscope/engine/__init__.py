@@ -1,7 +1,7 @@
-"""The reference engine: every technique of a serving engine in its plainest correct form.
+"""The reference engine: each technique of a serving engine in its simplest correct form.
 
-Its names are loaded when first used: an API server, which has no model, does without torch (two
-seconds and 200 MB per process).
+Names are imported on first use. An API server holds no model and never imports torch, which saves
+two seconds and 200 MB per process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from inferscope.engine.config import EngineOptions, ModelConfig
     from inferscope.engine.core import Engine, Output
     from inferscope.engine.load import load_engine
-    from inferscope.engine.names import load_tokenizer
+    from inferscope.engine.model_names import load_tokenizer
     from inferscope.engine.request import BadRequest, QueueFull, Request, Sampling
     from inferscope.engine.tokenizer import TextStream, Tokenizer
 
@@ -40,7 +40,7 @@ _MODULES = {
     "TextStream": "tokenizer",
     "Tokenizer": "tokenizer",
     "load_engine": "load",
-    "load_tokenizer": "names",
+    "load_tokenizer": "model_names",
 }
 
 

@@ -1,15 +1,16 @@
 """Attention over a paged KV cache, in plain torch.
 
-The pool is token-major, `[slots, kv_heads, head_dim]` per layer, keys and values apart; slot
-`block * block_tokens + i` holds the i-th token of a block. `plan` looks at a step's batch once and
-decides how each part reads the pool; `run` then does that for each layer:
+The pool is token-major, `[slots, kv_heads, head_dim]` per layer, keys and values in separate
+tensors; slot `block * block_tokens + i` holds the i-th token of a block. `plan` reads a step's
+batch once and chooses how each group of requests reads the pool; `run` applies that choice in each
+layer:
 
-    one token per request   all in one padded attention, keys gathered into scratch
-    a chunk of a request    one by one; causal on its own keys if nothing precedes it
+    one token per request   one padded attention for all, keys gathered into scratch
+    a chunk of a request    one attention per chunk; causal on its own keys without a context
     consecutive blocks      a view of the pool, no gather
 
-Gathering with `index_select(out=)` into scratch that persists is 4.5 times faster than allocating
-(2-core Xeon), and query heads that share a key head are folded into the query's length or into a
+Gathering with `index_select(out=)` into persistent scratch is 4.5 times faster than allocating
+(2-core Xeon). Query heads that share a key head are folded into the query's length or into a
 broadcast dimension, so keys are never repeated.
 """
 
@@ -30,14 +31,14 @@ from inferscope.engine.config import ModelConfig
 
 @dataclass(frozen=True)
 class RaggedBatch:
-    """Where the requests of a step lie: those with one token first, then the chunks.
+    """Layout of a step's requests: those with one token first, then the chunks.
 
     Attributes:
-        slots: [tokens] int64 on the device, where each token's key and value go.
+        slots: [tokens] int64 on the device, the pool slot of each token's key and value.
         counts: [requests] tokens of each request in this step.
         contexts: [requests] tokens of each request before this step.
-        blocks: [requests, blocks] each request's KV blocks; beyond its own, any valid block.
-        num_singles: Requests with one token.
+        blocks: [requests, blocks] each request's KV blocks, padded with any valid block.
+        num_singles: Number of requests with one token.
     """
 
     slots: Tensor
@@ -49,7 +50,7 @@ class RaggedBatch:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How a group of requests reads the pool: in place from `first_slot`, or gathered."""
+    """Access of a request group to the pool: in place from `first_slot`, or gathered."""
 
     num_requests: int
     num_tokens: int
@@ -61,7 +62,7 @@ class _Reading:
 class _Singles:
     reading: _Reading
     mask: Tensor | None
-    """[requests, 1, 1, tokens], additive; None where all contexts are equally long."""
+    """Additive mask [requests, 1, 1, tokens]; None if all contexts have the same length."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ class _Chunk:
     start: int
     end: int
     reading: _Reading | None
-    """None where nothing precedes the chunk: its own keys are all there is."""
+    """Access to the context; None if the chunk has no context."""
     mask: Tensor | None
-    """[chunk, tokens], additive; None where attention is causal from the start."""
+    """Additive mask [chunk, tokens]; None if attention is causal from the first token."""
 
 
 class PagedAttention:
-    """The KV pool's tensors and how to attend over them."""
+    """Tensors of the KV pool and the attention over them."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class PagedAttention:
         self._config = config
         self._block_tokens = block_tokens
         self._dtype, self._device = dtype, device
-        # Zeroed, not empty: a masked key still multiplies, and 0 times NaN is NaN.
+        # Zeros, not uninitialized memory: a masked key is still multiplied, and 0 * NaN is NaN.
         self._keys = [_zeros(shape, dtype, device) for _ in _layers(config)]
         self._values = [_zeros(shape, dtype, device) for _ in _layers(config)]
         self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
@@ -100,7 +101,7 @@ class PagedAttention:
         self._chunks: list[_Chunk] = []
 
     def plan(self, batch: RaggedBatch) -> None:
-        """Decide how the coming `run` calls read the pool."""
+        """Plan how the `run` calls of this step read the pool."""
         self._slots = batch.slots
         self._singles = self._plan_singles(batch) if batch.num_singles else None
         self._chunks = []
@@ -111,10 +112,10 @@ class PagedAttention:
             start = chunk.end
 
     def run(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store a layer's keys and values and attend.
+        """Store a layer's keys and values and compute its attention.
 
         Args:
-            layer_idx: Which layer's pool.
+            layer_idx: Index of the layer.
             query: [tokens, heads, head_dim], rotated.
             key: [tokens, kv_heads, head_dim], rotated.
             value: [tokens, kv_heads, head_dim].
@@ -161,7 +162,7 @@ class PagedAttention:
         return _Chunk(start=start, end=start + count, reading=reading, mask=mask)
 
     def _additive(self, is_beyond: npt.NDArray[np.bool_]) -> Tensor:
-        # A boolean mask would be turned into this one by every layer.
+        # Every layer would convert a boolean mask to this one.
         mask = torch.zeros(is_beyond.shape, dtype=self._dtype)
         mask.masked_fill_(torch.from_numpy(is_beyond), float("-inf"))
         return mask.to(self._device, non_blocking=True)
@@ -207,7 +208,7 @@ class PagedAttention:
         config = self._config
         num = singles.reading.num_requests
         keys, values = self._read(singles.reading, layer_idx)
-        # Query heads of one key head become so many query positions of it.
+        # The query heads that share a key head become query positions of it.
         folded = query.reshape(num, config.num_kv_heads, -1, config.head_dim)
         attended = functional.scaled_dot_product_attention(
             folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=singles.mask
@@ -232,7 +233,7 @@ class PagedAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU a page of them takes memory when it is first written."""
+    """Return zeros; on a CPU each page takes memory only when it is first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize

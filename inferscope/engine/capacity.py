@@ -1,9 +1,9 @@
-"""How many KV blocks the pool has, and how long a sequence may be.
+"""Number of KV blocks in the pool, and maximum sequence length.
 
     bytes of a block = block_tokens * 2 * layers * kv_heads * head_dim * bytes of an element
 
-The default pool holds `max_running` sequences of the longest length, within a share of the memory
-that is available. On a CPU that is an upper limit: the kernel provides pages as blocks are used.
+The default pool holds `max_running` sequences of maximum length, within a share of the available
+memory. On a CPU this is an upper limit: the kernel provides pages when blocks are first used.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from inferscope.errors import BadInput
 
 _CUDA_POOL_SHARE = 0.8
 _CPU_POOL_SHARE = 0.25
-"""Other programs on the host need memory too."""
+"""Share of the available memory; other programs on the host need the rest."""
 _MEMORY = Path("/proc/meminfo")
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def max_model_tokens(model: Model | Outline, options: EngineOptions, num_blocks: int) -> int:
-    """Return the longest prompt plus output that an engine takes."""
+    """Return the maximum number of prompt plus output tokens of a request."""
     return min(_wanted_tokens(model, options), num_blocks * options.block_tokens)
 
 
 def pool_blocks(model: Model | Outline, options: EngineOptions) -> int:
-    """Return how many KV blocks an engine's pool has.
+    """Return the number of KV blocks in an engine's pool.
 
     Raises:
-        BadInput: the memory does not hold `options.num_blocks`, or not a single block.
+        BadInput: `options.num_blocks`, or a single block, does not fit in memory.
     """
     most_bytes = available_bytes(model.device)
     block_bytes = _block_bytes(model, options)
@@ -52,10 +52,10 @@ def pool_blocks(model: Model | Outline, options: EngineOptions) -> int:
 
 
 def check_length(model: Model | Outline, options: EngineOptions, num_blocks: int) -> None:
-    """Refuse a length, or a number of blocks, that was given and cannot be kept to.
+    """Reject a sequence length or number of blocks in the options that cannot be honored.
 
     Raises:
-        BadInput: the model, or the pool, is too small for one sequence.
+        BadInput: the model or the pool is too small for one sequence.
     """
     if options.num_blocks is None and options.max_model_tokens is None:
         return
@@ -82,7 +82,7 @@ def check_length(model: Model | Outline, options: EngineOptions, num_blocks: int
 
 
 def describe_pool(model: Model | Outline, options: EngineOptions, num_blocks: int) -> str:
-    """Return a line about the pool."""
+    """Return a one-line description of the pool."""
     longest = max_model_tokens(model, options, num_blocks)
     positions = model.config.max_positions
     limit = f" of the model's {positions}" if longest < positions else ""
@@ -95,7 +95,7 @@ def describe_pool(model: Model | Outline, options: EngineOptions, num_blocks: in
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return the memory that a pool could take: a GPU's free one, or the host's available one."""
+    """Return the bytes a pool may use: a GPU's free memory, or the host's available memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = _MEMORY.read_text(encoding="ascii").splitlines()

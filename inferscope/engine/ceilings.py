@@ -1,8 +1,8 @@
-"""What a device can do at best, measured: memory, dense products, launches.
+"""Measured peak rates of a device: memory bandwidth, matrix products, launches.
 
-Each rate is the best of several batches, warm, each long enough for the clock: a ceiling is what is
-possible, and whatever else the machine does can only hide it. Amounts are those that a program asks
-for: a copy reads and writes each byte once, a product of n³ is 2n³ FLOPs.
+Each rate is the best of several warm batches, each long enough for the clock's resolution. A
+ceiling is an upper bound, and other load on the machine can only lower a measurement. Amounts are
+those that the program requests: a copy reads and writes each byte once, an n³ product is 2n³ FLOPs.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch import Tensor
 
 _GPU_BYTES = 1 << 30
 _CPU_BYTES = 1 << 28
-"""Beyond the last cache of most processors."""
+"""Array size in bytes, larger than the last-level cache of most processors."""
 _MEMORY_SHARE = 8
-"""Of what is free, an eighth at most."""
+"""Divisor of free memory: an array takes at most one eighth of it."""
 _GPU_SIDE, _CPU_SIDE, _LEAST_SIDE = 8192, 1024, 128
 _BATCH_S = 0.02
 _LONGEST_PRODUCT_S = 0.25
 _LAUNCHES = 512
-"""Fewer than a stream queues before the host has to wait."""
+"""Launches per batch, fewer than a stream queues before the host has to wait."""
 _SHARES = {"copy": 0.2, "read": 0.2, "launch": 0.05, "products": 0.55}
 
 FLOAT8 = "float8_e4m3fn"
 
 
 class Ceilings(NamedTuple):
-    """Rates of one device.
+    """Peak rates of one device.
 
     Attributes:
-        copy_bytes_s: read and written together.
-        read_bytes_s: read alone, as decoding reads weights.
-        launch_s: host time of one operation.
-        flops_s: dense products, by dtype; what the device cannot do is absent.
+        copy_bytes_s: bytes read plus bytes written per second by a copy.
+        read_bytes_s: bytes read per second without writes, as decoding reads weights.
+        launch_s: host seconds per operation.
+        flops_s: FLOP/s of dense products by dtype; unsupported dtypes are absent.
     """
 
     copy_bytes_s: float
@@ -47,17 +47,17 @@ class Ceilings(NamedTuple):
 
 
 class Stopwatch(Protocol):
-    """Times work on a device."""
+    """Timer of work on a device."""
 
     def seconds(self, work: Callable[[], object], num: int) -> float:
-        """Do the work so many times and return how long the device took for all."""
+        """Run the work `num` times and return the total device time in seconds."""
 
 
 class HostStopwatch:
-    """For a CPU."""
+    """Timer of work on a CPU."""
 
     def seconds(self, work: Callable[[], object], num: int) -> float:
-        """Time by the host's clock."""
+        """Return the total time by the host's clock, in seconds."""
         start_ns = time.perf_counter_ns()
         for _ in range(num):
             work()
@@ -65,10 +65,10 @@ class HostStopwatch:
 
 
 class EventStopwatch:
-    """For a GPU: by events, so that launching counts only where it is the limit."""
+    """Timer of work on a GPU by events: launch time counts only where it is the limit."""
 
     def seconds(self, work: Callable[[], object], num: int) -> float:
-        """Time by two events on the current stream."""
+        """Return the seconds between two events on the current stream."""
         new_event: Any = torch.cuda.Event
         start, end = (new_event(enable_timing=True) for _ in range(2))
         start.record()
@@ -80,14 +80,14 @@ class EventStopwatch:
 
 
 def measure_ceilings(device: torch.device, *, seconds: float) -> Ceilings:
-    """Measure a device for about so many seconds."""
+    """Measure a device for about `seconds` seconds."""
     is_cuda = device.type == "cuda"
     stopwatch: Stopwatch = EventStopwatch() if is_cuda else HostStopwatch()
     budget_s = {name: share * seconds for name, share in _SHARES.items()}
     num_bytes = _array_bytes(device)
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     copy_s = _copy_s(source, stopwatch, budget_s=budget_s["copy"])
-    # Two ways to read everything and write next to nothing; the better is the ceiling.
+    # Both read every byte and write almost none; the faster one is the ceiling.
     square = source.view(-1, 1024)
     vector = torch.ones(1024, dtype=torch.float32, device=device)
     read_s = min(
@@ -103,7 +103,7 @@ def measure_ceilings(device: torch.device, *, seconds: float) -> Ceilings:
 
 
 def best_s(work: Callable[[], object], stopwatch: Stopwatch, *, budget_s: float) -> float:
-    """Return the least time that work takes, over batches of at least `_BATCH_S` each."""
+    """Return the minimum seconds per run of the work over batches of at least `_BATCH_S`."""
     once_s = max(min(stopwatch.seconds(work, 1) for _ in range(2)), 1e-7)
     num = max(1, round(_BATCH_S / once_s))
     best, until_s = once_s, time.monotonic() + budget_s
@@ -119,7 +119,7 @@ def _copy_s(source: Tensor, stopwatch: Stopwatch, *, budget_s: float) -> float:
 
 
 def _launch_s(device: torch.device, *, budget_s: float) -> float:
-    """Return the host's time for one operation on next to nothing."""
+    """Return the host seconds of one operation on a single element."""
     one = torch.ones(1, device=device)
     best, until_s = float("inf"), time.monotonic() + budget_s
     while True:
@@ -150,10 +150,10 @@ def _products(device: torch.device, stopwatch: Stopwatch, *, seconds: float) -> 
 def _product(
     device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, *, seconds: float
 ) -> float | None:
-    """Return the FLOP/s of square products; None where the device has no kernel for the dtype.
+    """Return the FLOP/s of square products; None if the device has no kernel for the dtype.
 
-    The side is halved until one product is short: CPUs without the instructions for a dtype take
-    a hundred times as long.
+    The side grows only while one product is short: a CPU without instructions for a dtype takes a
+    hundred times as long.
     """
     side = _LEAST_SIDE
     wanted = _GPU_SIDE if device.type == "cuda" else _CPU_SIDE
@@ -170,7 +170,8 @@ def _product(
 
 
 def _multiplication(device: torch.device, dtype: torch.dtype, side: int) -> Callable[[], Tensor]:
-    # Random numbers: of equal ones a chip draws less power, and keeps clocks that no model sees.
+    # Random numbers: on equal values a chip draws less power and keeps clocks that models never
+    # reach.
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     if str(dtype).endswith(FLOAT8):
         scale = torch.ones((), device=device)

@@ -1,8 +1,8 @@
-"""What a model is and how an engine runs it.
+"""Model configuration and engine options.
 
-`ModelConfig` says everything the forward pass needs to know about an architecture, whichever way
-it was described: a Hugging Face `config.json`, or a shape (`shapes.py`). What the forward pass does
-not compute is refused here, by name, rather than computed wrongly later.
+`ModelConfig` holds everything the forward pass needs of an architecture, read from a Hugging Face
+`config.json` or from a shape (`shapes.py`). A feature that the forward pass does not compute is
+rejected here by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """The frequency scaling of Llama 3.1 and later (`rope_type: llama3`)."""
+    """Rotary frequency scaling of Llama 3.1 and later (`rope_type: llama3`)."""
 
     factor: float
     low_freq_factor: float
@@ -41,7 +41,7 @@ class Llama3Rope:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether all of it is positive, and the high frequencies are above the low."""
+        """Return whether all factors are positive and the high frequency is above the low one."""
         low, high = self.low_freq_factor, self.high_freq_factor
         return 0 < self.factor < inf and 0 < low < high < inf and self.original_positions > 0
 
@@ -71,7 +71,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
             if not 1 <= getattr(self, name) <= most:
-                raise BadInput(f"a model with {name} = {getattr(self, name)} cannot be built.")
+                raise BadInput(
+                    f"cannot build a model with {name} = {getattr(self, name)}. Give 1 to {most}."
+                )
         eps, theta, scaling = self.norm_eps, self.rope_theta, self.rope_scaling
         is_sound = 0 <= eps < inf and 0 < theta < inf and (scaling is None or scaling.is_sound)
         if not is_sound:
@@ -88,7 +90,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the whole model, a tied embedding counted once."""
+        """Number of weights of the whole model; a tied embedding counts once."""
         rotated = self.num_heads + self.num_kv_heads
         qkv = (rotated + self.num_kv_heads) * self.head_dim
         layer = self.hidden * (qkv + self.num_heads * self.head_dim + 3 * self.ffn + 2)
@@ -97,29 +99,29 @@ class ModelConfig:
         return self.num_layers * layer + embeddings + self.hidden
 
     def kv_token_bytes(self, element_bytes: int) -> int:
-        """Return the bytes one token's keys and values occupy over all layers."""
+        """Return the bytes of one token's keys and values over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs its model.
+    """Options of an engine.
 
     Attributes:
-        token_budget: Most tokens one step computes; a longer prompt runs in chunks.
-        max_running: Most requests that hold KV blocks at once.
-        max_waiting: Most requests that may queue; a further one is refused.
+        token_budget: Maximum tokens per step; a longer prompt is computed in chunks.
+        max_running: Maximum number of requests that hold KV blocks at once.
+        max_waiting: Maximum number of queued requests; further ones are rejected.
         block_tokens: Tokens in one KV block, at most 1024.
         num_blocks: KV blocks in the pool; None sizes it for `max_running` full-length requests
-            within the memory there is (`capacity.py`).
-        prefix_cache: Keep the blocks of finished requests for prompts that start alike.
-        dtype: Of weights, activations and KV; "auto" takes the checkpoint's.
-        device: A torch device; "auto" takes a GPU if there is one.
-        seed: For random weights, and for sampled requests that name no seed of their own.
-        max_model_tokens: Longest prompt plus output; None takes the model's own limit, or as much
-            of it as the pool holds.
-        num_threads: CPU threads of one operator. One is right beside a load generator: two spinning
-            OpenMP threads next to other work took a step from 10 to 654 ms.
+            within the available memory (`capacity.py`).
+        prefix_cache: Whether blocks of finished requests are kept for prompts with the same prefix.
+        dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's.
+        device: Name of a torch device; "auto" takes the first GPU, else the CPU.
+        seed: Seed of random weights, and of sampled requests without their own seed.
+        max_model_tokens: Maximum prompt plus output tokens; None takes the model's limit, or as
+            much of it as the pool holds.
+        num_threads: CPU threads per operator. Use 1 next to a load generator: two spinning OpenMP
+            threads beside other work took a step from 10 to 654 ms.
     """
 
     token_budget: int = 512
@@ -155,7 +157,7 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
     """Read a Hugging Face model folder's `config.json`.
 
     Raises:
-        BadInput: If the folder is not a checkpoint, or needs something the engine does not compute.
+        BadInput: the folder is not a checkpoint, or needs a feature that is not computed.
     """
     path = folder / "config.json"
     try:
@@ -170,7 +172,7 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
     try:
         config = _parse(raw, path)
         stops = _eos_token_ids(folder) or config.eos_token_ids
-        # Some name an end token that the model does not have: no output ends with it.
+        # Some checkpoints name an end token outside the vocabulary; no output can contain it.
         return replace(config, eos_token_ids=tuple(i for i in stops if 0 <= i < config.vocab))
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise BadInput(f"cannot read {path}: {error}. Download the checkpoint again.") from None
@@ -224,8 +226,8 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
 
 
 def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, Llama3Rope | None]:
-    # transformers 5 writes rope_parameters with the base inside; earlier ones write rope_theta
-    # beside rope_scaling.
+    # transformers 5 writes rope_parameters, which contains the base; earlier versions write
+    # rope_theta and rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"

@@ -1,11 +1,11 @@
-"""One request as its front end sees it: tokens come in as steps end, text goes out as it can.
+"""One request in its front end: tokens arrive at each step, text leaves when the client reads.
 
     engine ── push(tokens) ──> Conversation ── take() ──> client
                                     │ wake()  ▲
                                     └─────────┘
 
-What the client has not taken yet is kept in one piece: a client that reads slowly gets fewer and
-larger deliveries, and never holds up anybody.
+Undelivered text is merged into one delivery. A client that reads slowly gets fewer and larger
+deliveries, and never delays the engine or other clients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from inferscope.records import RequestIndex
 
 
 class Delivery:
-    """Tokens of one request as they reach the client."""
+    """Text of one request for its client.
+
+    Attributes:
+        text: new text, which may be empty.
+        num_tokens: tokens that the text covers.
+        finish: reason of the request's end; None before it.
+    """
 
     __slots__ = ("finish", "num_tokens", "text")
 
@@ -29,14 +35,14 @@ class Delivery:
 
 
 class Conversation:
-    """One request under way.
+    """Text state of one running request.
 
     Attributes:
-        index: its name in the front end's records.
-        num_tokens: generated so far, up to the one that completed a stop string.
-        is_over: nothing more comes.
-        is_cut: a stop string ended it, and the engine does not know yet.
-        wake: is called when there is something to take.
+        index: index of the request in the front end's records.
+        num_tokens: tokens generated so far, up to the one that completed a stop string.
+        is_over: whether the text is complete.
+        is_cut: whether a stop string ended the text before the engine ended the request.
+        wake: callback for a new delivery.
     """
 
     __slots__ = (
@@ -53,14 +59,14 @@ class Conversation:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
     ) -> None:
-        """Begin without text.
+        """Start with empty text.
 
         Args:
-            index: from the front end's probe.
-            tokenizer: of the model.
-            wake: called when there is something to take.
+            index: index of the request in the front end's records.
+            tokenizer: tokenizer of the model.
+            wake: callback for a new delivery.
             stops: strings that end the text and are not part of it.
-            min_tokens: stop strings are not looked for in the text of the first so many tokens.
+            min_tokens: number of first tokens whose text is not searched for stop strings.
         """
         self.index = index
         self.num_tokens = 0
@@ -73,20 +79,20 @@ class Conversation:
         self._pending: Delivery | None = None
 
     def push(self, tokens: Sequence[int], finish: str | None) -> None:
-        """Add what a step brought; `finish` says that it was the last."""
+        """Add the tokens of a step; `finish` is set on the last call."""
         if self.is_over:
             return
         parts, num_tokens = [], 0
         for token in tokens:
             num_tokens += 1
-            parts.append(self._grown(self._stream.push((token,)), num_tokens))
+            parts.append(self._filter_stops(self._stream.push((token,)), num_tokens))
             if self._stops is not None and self._stops.is_found:
                 self.is_cut = finish is None
                 finish = "stop"
                 break
         else:
             if finish is not None:
-                parts.append(self._grown(self._stream.finish(), num_tokens))
+                parts.append(self._filter_stops(self._stream.finish(), num_tokens))
                 if self._stops is not None:
                     parts.append(self._stops.finish())
         self.num_tokens += num_tokens
@@ -94,16 +100,16 @@ class Conversation:
         self._deliver("".join(parts), num_tokens, finish)
 
     @property
-    def has_news(self) -> bool:
-        """There is something to take."""
+    def has_pending(self) -> bool:
+        """Whether a delivery is pending."""
         return self._pending is not None
 
     def take(self) -> Delivery | None:
-        """Return all that came since the last call, None if nothing did."""
+        """Return the pending delivery and clear it; None if there is none."""
         pending, self._pending = self._pending, None
         return pending
 
-    def _grown(self, text: str, num_new: int) -> str:
+    def _filter_stops(self, text: str, num_new: int) -> str:
         if self._stops is None or self.num_tokens + num_new <= self._min_tokens:
             return text
         return self._stops.push(text)

@@ -1,13 +1,12 @@
-"""The step loop: take what front ends handed in, plan, run, commit, tell the probe.
+"""The step loop: read submissions, plan, run and commit steps, record them.
 
     front-end threads ──submit, cancel──> inbox ──┐
                                                   v
     deliver(outputs) <── commit <── run <── plan <── step()
 
-All state belongs to whoever calls `step`: the engine's own thread after `start`, or the caller
-itself. Only the inbox is shared, under one condition on which the thread sleeps when there is
-nothing to do. Budget: 300 us per step of 64 decodes for all that is not the forward pass, the probe
-left out.
+All state belongs to the thread that calls `step`: the engine's own thread after `start`, or the
+caller's. Only the inbox is shared, under one condition on which the thread sleeps while it has no
+work. Budget: 300 us per step of 64 decodes for everything except the forward pass and the probe.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from inferscope.engine.request import (
 )
 from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
-from inferscope.engine.segments import rows_of
+from inferscope.engine.segments import step_columns
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
@@ -48,11 +47,11 @@ from inferscope.records import RequestIndex
 logger = logging.getLogger(__name__)
 
 _MOST_FAILED_STEPS = 10
-"""Consecutive failed steps after which the loop ends: the engine is broken, not a request."""
+"""Number of consecutive failed steps after which the loop ends: the engine is at fault."""
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """What one step did for one request; `finish` says that it was the last."""
+    """Result of one step for one request; `finish` is set on its last step."""
 
     request: Request
     tokens: list[int]
@@ -63,7 +62,7 @@ Deliver: TypeAlias = Callable[[list[Output]], None]
 
 
 class _Rejection(msgspec.Struct, frozen=True, gc=False):
-    """A submission that was refused, without its prompt, which may be as large as one likes."""
+    """A rejected submission, without its prompt, whose size is not bounded."""
 
     request_id: str
     num_prompt: int
@@ -79,7 +78,7 @@ class _Cancellation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Engine:
-    """Serves requests on one model."""
+    """Engine that serves requests on one model."""
 
     def __init__(
         self,
@@ -89,14 +88,14 @@ class Engine:
         probe: Probe | None = None,
         runner: StepRunner | None = None,
     ) -> None:
-        """Take the model, or its outline and who runs it elsewhere.
+        """Set up the engine on a model, or on an outline and a runner.
 
         Args:
-            model: What is run.
-            options: How.
-            probe: Observes the loop; it can be set until the first step.
-            runner: Runs the steps, on a pool of `options.num_blocks`; None runs `model` in this
-                thread.
+            model: Model to run, or outline of the runner's model.
+            options: Options of the engine.
+            probe: Probe that records the loop; it can be set until the first step.
+            runner: Runner of the steps, with a pool of `options.num_blocks`; None runs `model` in
+                this thread.
         """
         self.model = model
         self.options = options
@@ -141,20 +140,20 @@ class Engine:
         external_id: str | None = None,
         parent: str = "",
     ) -> str:
-        """Hand in a prompt and return the request's id; safe from any thread.
+        """Submit a prompt and return the request's id; safe from any thread.
 
         Args:
-            prompt: its tokens.
-            sampling: how to choose the output.
-            request_id: unique among those under way; None has one made.
-            external_id: the client's own name for it.
-            parent: the id of the request that this one was asked for together with.
+            prompt: tokens of the prompt.
+            sampling: sampling parameters; None is the default.
+            request_id: id that no running request has; None generates one.
+            external_id: the client's name of the request.
+            parent: id of the first request of the same client call.
 
         Raises:
-            BadRequest: If the prompt is empty or too long, if it or the stop tokens hold an id
-                outside the vocabulary, or if the request's id is in use.
-            QueueFull: If `max_waiting` requests are waiting already.
-            InferScopeError: If the engine is closed or has failed.
+            BadRequest: the prompt is empty or too long, it or the stop tokens hold an id outside
+                the vocabulary, or the request's id is in use.
+            QueueFull: `max_waiting` requests are waiting.
+            InferScopeError: the engine is closed or has failed.
         """
         arrived_ns = time.monotonic_ns()
         sampling = sampling or Sampling()
@@ -162,14 +161,17 @@ class Engine:
             request_id = f"request-{next(self._ids)}"
         with self._wake:
             if self._failure is not None or self._is_closing:
-                raise InferScopeError(f"the engine is stopped ({self._failure or 'closed'}).")
+                raise InferScopeError(
+                    f"the engine is stopped ({self._failure or 'closed'}). Start it again."
+                )
             if request_id in self._live_ids:
-                # Not recorded as rejected: the records would take it for the one that is running.
+                # Not recorded: a rejection under this id would end the running request in the
+                # records.
                 raise BadRequest(f"request id {request_id!r} is in use. Choose another.")
             self._wake.notify()
             try:
                 self._check(prompt, sampling)
-            # Not by a name: an error that its own frame holds stays until a collection.
+            # No `as error`: an error referenced by its own frame stays until garbage collection.
             except QueueFull:
                 self._inbox.append(
                     _Rejection(request_id, len(prompt), external_id, parent, arrived_ns, "shed")
@@ -195,13 +197,13 @@ class Engine:
         return request_id
 
     def cancel(self, request_id: str, reason: Finish = "client_cancel") -> None:
-        """End a request early; safe from any thread, and harmless for one that has ended."""
+        """End a request early; safe from any thread, and without effect after its end."""
         with self._wake:
             self._inbox.append(_Cancellation(request_id, reason))
             self._wake.notify()
 
     def start(self, deliver: Deliver) -> None:
-        """Run the loop in a thread, which calls `deliver` once per step that has outputs."""
+        """Start the loop in a thread that calls `deliver` once per step with outputs."""
         assert self._thread is None, "start() called twice"
         self._thread = threading.Thread(
             target=self._loop, args=(deliver,), name="inferscope-engine", daemon=True
@@ -209,7 +211,7 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the loop and abort what is unfinished. Safe to call twice."""
+        """Stop the loop and abort unfinished requests; safe to call twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -233,23 +235,23 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the loop, if it was not `close`."""
+        """Error that ended the loop; None before, and after `close`."""
         return self._failure
 
     # --- from the loop ------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a message or a request is pending."""
         return bool(self._inbox or self._requests)
 
     def step(self) -> list[Output]:
-        """Do one step and return what became of the requests in it.
+        """Run one step and return the outputs of its requests.
 
-        A step that raises costs the requests in it.
+        If the step raises, its requests end with an error.
 
         Raises:
-            WorkerLost: no step can be run any more.
+            WorkerLost: the worker has exited; no further step can run.
             InferScopeError: too many steps in a row have failed.
         """
         if self._deferred.probe is not self.probe:
@@ -261,7 +263,7 @@ class Engine:
         end_ns = time.monotonic_ns()
         assert plan.slices or not self._requests, "requests are waiting and none can run"
         if plan.slices:
-            self._deferred.add(start_ns, self._tell_plan, self._step, plan, start_ns, end_ns)
+            self._deferred.add(start_ns, self._record_plan, self._step, plan, start_ns, end_ns)
             if not self._runner.is_asynchronous:
                 self._deferred.flush()
             try:
@@ -272,14 +274,16 @@ class Engine:
             except Exception as error:
                 outputs += self._fail(plan, error)
             self._step += 1
-        if not (self._runner.is_asynchronous and self.has_work):  # else behind the next launch
+        if not (
+            self._runner.is_asynchronous and self.has_work
+        ):  # else flushed after the next launch
             self._deferred.flush()
         return outputs
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """Serve prompts to their end in this thread; return each one's output tokens.
+        """Serve prompts to completion in this thread; return the output tokens of each.
 
         Raises:
             InferScopeError: a step failed.
@@ -291,11 +295,11 @@ class Engine:
             for output in self.step():
                 if output.finish == "error":
                     self._abort("error")
-                    raise InferScopeError("a step failed; the log has its error.")
+                    raise InferScopeError("a step failed. See its error in the log.")
                 tokens_by_id[output.request.request_id] += output.tokens
         return [tokens_by_id[request_id] for request_id in request_ids]
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------
 
     def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
         vocab = self.model.config.vocab
@@ -311,10 +315,10 @@ class Engine:
         if not self._inbox:
             return []
         with self._wake:
-            taken, self._inbox = self._inbox, []
+            messages, self._inbox = self._inbox, []
             self._num_submitted = 0
         outputs: list[Output] = []
-        for message in taken:
+        for message in messages:
             if isinstance(message, Submission):
                 self._enqueue(message)
             elif isinstance(message, _Rejection):
@@ -362,7 +366,7 @@ class Engine:
         self.probe.finished(index, rejection.finish)
         self._totals.finished[rejection.finish] += 1
 
-    def _tell_plan(self, step: int, plan: Plan, start_ns: int, end_ns: int) -> None:
+    def _record_plan(self, step: int, plan: Plan, start_ns: int, end_ns: int) -> None:
         probe, pool, totals = self.probe, self.pool, self._totals
         totals.steps += 1
         totals.preemptions += len(plan.preempted)
@@ -390,30 +394,30 @@ class Engine:
             binding=plan.binding,
         )
 
-    def _tell_slices(self, step: int, plan: Plan) -> None:
+    def _record_slices(self, step: int, plan: Plan) -> None:
         if self.probe.on:
-            rows = rows_of(plan.slices)
+            columns = step_columns(plan.slices)
             self.probe.slices(
                 step,
-                requests=rows.requests,
-                phases=rows.phases,
-                tokens=rows.tokens,
-                contexts=rows.contexts,
-                flags=rows.flags,
-                sampled=rows.sampled,
+                requests=columns.requests,
+                phases=columns.phases,
+                tokens=columns.tokens,
+                contexts=columns.contexts,
+                flags=columns.flags,
+                sampled=columns.sampled,
             )
 
-    def _tell_emitted(self, step: int, indices: list[RequestIndex], at_ns: int) -> None:
+    def _record_emitted(self, step: int, indices: list[RequestIndex], at_ns: int) -> None:
         self.probe.emitted(indices, [1] * len(indices), step=step, at_ns=at_ns)
 
-    def _tell_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
+    def _record_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
         self.probe.finished(index, reason, at_ns=at_ns)
 
     def _run(self, plan: Plan) -> list[Output]:
         step = self._step
 
         def launched() -> None:
-            self._deferred.add(time.monotonic_ns(), self._tell_slices, step, plan)
+            self._deferred.add(time.monotonic_ns(), self._record_slices, step, plan)
             if self._runner.is_asynchronous:
                 self._deferred.flush_hidden()
             else:
@@ -430,14 +434,14 @@ class Engine:
         if outputs:
             indices = [output.request.index for output in outputs]
             at_ns = time.monotonic_ns()
-            self._deferred.add(at_ns, self._tell_emitted, step, indices, at_ns)
+            self._deferred.add(at_ns, self._record_emitted, step, indices, at_ns)
         for output in outputs:
             if output.finish is not None:
                 self._finish(output.request, output.finish)
         return outputs
 
     def _fail(self, plan: Plan, error: Exception) -> list[Output]:
-        """End the requests of a step that failed; the others go on.
+        """End the requests of a failed step; the other requests continue.
 
         Raises:
             InferScopeError: too many steps in a row have failed.
@@ -447,7 +451,7 @@ class Engine:
         self._num_failed += 1
         self._totals.failed_steps += 1
         logger.error(
-            "step %d failed and its %d requests end with an error: %s",
+            "step %d failed; its %d requests end with an error: %s",
             self._step, len(requests), reason, exc_info=logger.isEnabledFor(logging.DEBUG),
         )  # fmt: skip
         if self._num_failed == _MOST_FAILED_STEPS:
@@ -456,7 +460,9 @@ class Engine:
                 "Start the server again."
             ) from error
         for request in requests:
-            if request.request_id in self._requests:  # it may have ended before the failure
+            if (
+                request.request_id in self._requests
+            ):  # the request may have ended before the failure
                 self._finish(request, "error")
         return [Output(request, [], "error") for request in requests]
 
@@ -466,7 +472,7 @@ class Engine:
         self._live_ids.discard(request.request_id)
         self._totals.finished[reason] += 1
         at_ns = time.monotonic_ns()
-        self._deferred.add(at_ns, self._tell_finished, request.index, reason, at_ns)
+        self._deferred.add(at_ns, self._record_finished, request.index, reason, at_ns)
 
     def _abort(self, reason: Finish) -> list[Output]:
         outputs = self._take_inbox()
@@ -485,7 +491,7 @@ class Engine:
                     deliver(outputs)
         except Exception as error:
             logger.error(
-                "the engine's loop failed and accepts no more requests: %s", error,
+                "the engine's loop failed; it accepts no further requests: %s", error,
                 exc_info=not isinstance(error, InferScopeError),
             )  # fmt: skip
             with self._wake:
@@ -497,7 +503,7 @@ class Engine:
             logger.exception("the last outputs could not be delivered")
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when the engine is closing."""
+        """Wait for work; return False when the engine is closing."""
         if self.has_work and not self._is_closing:
             return True
         with self._wake:

@@ -1,4 +1,4 @@
-"""Which device a model runs on, what it is called, and how its steps are timed."""
+"""Device of a model: lookup, names, maximum clocks and step timer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ AUTO = "auto"
 
 
 def find_device(name: str) -> torch.device:
-    """Return a device by its name; `auto` is the first GPU, else the CPU.
+    """Return the device with this name; `auto` is the first GPU, else the CPU.
 
     Raises:
-        BadInput: it is not there.
+        BadInput: the device is not available.
     """
     if name == AUTO:
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    # No driver, no such index, not compiled in: torch has a type for each, all of these families.
+    # torch raises these for a missing driver, an unknown index and a build without the backend.
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"cannot use device {name!r}: {reason}. Use auto, cpu, or cuda:0.") from None
@@ -31,27 +31,27 @@ def find_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the vendor calls a GPU, and what torch calls a CPU."""
+    """Return the vendor's name of a GPU, or torch's name of a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return a GPU's uuid as NVML writes it, empty for a CPU and for a torch that cannot tell."""
+    """Return a GPU's UUID in NVML's format; empty for a CPU or an older torch."""
     if device.type != "cuda":
         return ""
-    told = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return "" if told is None else f"GPU-{told}"
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return "" if uuid is None else f"GPU-{uuid}"
 
 
 def highest_clocks_mhz(device: torch.device) -> tuple[int, int] | None:
-    """Return the highest clocks of a GPU's SMs and memory; None where nobody says."""
+    """Return the maximum SM and memory clocks of a GPU in MHz; None if unavailable."""
     uuid = device_uuid(device)
     if not uuid:
         return None
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the extra is not there, or NVML is not: of its own kinds of error
+    except Exception:  # the extra or NVML is missing; the error types are NVML's own
         return None
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -67,5 +67,5 @@ def highest_clocks_mhz(device: torch.device) -> tuple[int, int] | None:
 
 
 def step_timer(device: torch.device) -> StepTimer | None:
-    """Return what times steps on a device by its own clock; None where the host's clock does."""
+    """Return a timer on the device's own clock; None if the host's clock suffices."""
     return EventTimer(TorchEvents(device)) if device.type == "cuda" else None

@@ -1,12 +1,12 @@
-"""The front end inside a process: text in, text out, beside the engine's loop.
+"""The in-process front end: text in, text out, beside the engine's loop.
 
-    client ── ask ──> FrontEnd ── tokens ──> Engine (its own thread)
+    client ── generate ──> FrontEnd ── tokens ──> Engine (its own thread)
       ^                  │  <── outputs, once a step ──┘
       └── text ──────────┘
 
-It lives in one asyncio event loop and has a ring of its own: its times, receipt and delivery, are
-the ones the client would measure. The engine's thread hands a step's outputs over in one message;
-detokenising happens here, so that it costs the step loop nothing.
+It runs in one asyncio event loop and writes its own ring. Its receipt and delivery times are those
+that the client would measure. The engine's thread posts a step's outputs in one message, and
+detokenization happens here, outside the step loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from inferscope.probe import Probe
 
 
 class FrontEnd:
-    """Serves text on an engine, for clients in the same event loop."""
+    """Text front end of an engine for clients in the same event loop."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, probe: Probe) -> None:
-        """Take the engine (not started), its tokenizer and the front end's own probe."""
+        """Set up on an engine that is not started, its tokenizer, and the front end's probe."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._probe = probe
@@ -34,15 +34,15 @@ class FrontEnd:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the engine's thread; called in the event loop that will serve."""
+        """Start the engine's thread; must run in the event loop that serves."""
         self._loop = asyncio.get_running_loop()
-        self._engine.start(self._hand_over)
+        self._engine.start(self._post_outputs)
 
     def close(self) -> None:
-        """Stop the engine; requests under way end as `server_abort`."""
+        """Stop the engine; running requests end as `server_abort`."""
         self._engine.close()
 
-    async def ask(
+    async def generate(
         self,
         prompt: str,
         sampling: Sampling,
@@ -50,24 +50,24 @@ class FrontEnd:
         external_id: str | None = None,
         sections: Sections = (),
     ) -> AsyncIterator[Delivery]:
-        """Serve one prompt; yield its text as it comes. Leaving the iteration early cancels it.
+        """Serve one prompt and yield its deliveries; leaving the iteration cancels it.
 
         Args:
-            prompt: the text.
-            sampling: of the answer.
-            external_id: the client's name for it.
-            sections: of the prompt, all of it: what each is, for the records, and its characters.
+            prompt: text of the prompt.
+            sampling: sampling parameters.
+            external_id: the client's name of the request.
+            sections: sections that cover the prompt, by name and length in characters; recorded.
 
         Raises:
-            BadRequest: the engine refuses the prompt.
+            BadRequest: the engine rejects the prompt.
             QueueFull: too many requests are waiting.
         """
         self._number += 1
         request_id = f"fe-{self._number}"
         probe = self._probe
         index = probe.received(request_id, external_id=external_id)
-        news = asyncio.Event()
-        conversation = Conversation(index, self._tokenizer, news.set)
+        wakeup = asyncio.Event()
+        conversation = Conversation(index, self._tokenizer, wakeup.set)
         self._conversations[request_id] = conversation
         is_over = False
         try:
@@ -86,8 +86,8 @@ class FrontEnd:
                 probe.finished(index, _finish_of(error))
                 raise
             while not is_over:
-                await news.wait()
-                news.clear()
+                await wakeup.wait()
+                wakeup.clear()
                 delivery = conversation.take()
                 if delivery is not None:
                     is_over = delivery.finish is not None
@@ -98,13 +98,13 @@ class FrontEnd:
             probe.last_byte(index)
             del self._conversations[request_id]
 
-    def _hand_over(self, outputs: list[Output]) -> None:
-        """Pass a step's outputs on to the event loop; runs in the engine's thread."""
+    def _post_outputs(self, outputs: list[Output]) -> None:
+        """Post a step's outputs to the event loop; runs in the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """Detokenise a step's outputs and hand them to their clients, then say so, once."""
+        """Detokenize a step's outputs, deliver them, and record the deliveries once."""
         indices, counts = [], []
         for output in outputs:
             conversation = self._conversations.get(output.request.request_id)

@@ -1,15 +1,15 @@
-"""Which KV blocks are free, which are shared, and which still hold a prefix worth finding.
+"""Accounting of KV blocks: free, shared, and cached as a prefix.
 
-A block is in exactly one of three states:
+A block is in one of three states:
 
     free ──allocate──> owned (references > 0) ──release──> free, or cached if published
                           ^                                   │
                           └────────────acquire────────────────┘   (cached: evicted oldest first)
 
-A published block is found again by (chain, its tokens), where the chain is the serial number of the
-published block before it. Looking that pair up hashes and compares the tokens themselves, so two
-prompts share a block only when everything before it is equal too; no hash collision, wanted or not,
-can hand one request another's keys. Every operation is O(1) per block.
+A published block is looked up by (chain, its tokens); the chain is the serial number of the
+published block before it. The lookup compares the tokens themselves, so two prompts share a block
+only if everything before it is equal too. A hash collision, accidental or crafted, cannot give a
+request the keys of another. Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -22,78 +22,78 @@ from typing import TypeAlias
 import msgspec
 
 ROOT = 0
-"""The chain of a prompt's first block."""
+"""Chain of a prompt's first block."""
 
 _Key: TypeAlias = "tuple[int, tuple[int, ...]]"
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """The longest published prefix of a prompt."""
+    """Longest published prefix of a prompt."""
 
     blocks: list[int]
     chain: int
     num_cached: int
-    """Of the blocks, those nobody holds: acquiring them takes them from what is available."""
+    """Number of the blocks that no request holds; acquiring them reduces `num_available`."""
 
 
 NO_MATCH = Match(blocks=[], chain=ROOT, num_cached=0)
 
 
 class BlockPool:
-    """Accounts for the blocks of a paged KV cache; the tensors are `attention.py`'s."""
+    """Block accounting of a paged KV cache; `attention.py` holds the tensors."""
 
     def __init__(self, num_blocks: int, *, block_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self._references = [0] * num_blocks
-        # A stack, lowest block on top: an empty pool hands out consecutive blocks, which attention
-        # reads in place instead of gathering.
+        # A stack with the lowest block on top: an unused pool allocates consecutive blocks, which
+        # attention reads in place instead of gathering.
         self._free = list(range(num_blocks - 1, -1, -1))
-        # Not a dict: taking the oldest key of a dict walks over every key deleted before it.
+        # Not a dict: finding the oldest key of a dict scans every key deleted before it.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._published: dict[_Key, tuple[int, int]] = {}
         self._key_by_block: list[_Key | None] = [None] * num_blocks
         self._serials = itertools.count(ROOT + 1)
         self._latest: Match | None = None
-        """The match found last, as long as it would be found again."""
+        """Latest match; None once a new search could find another one."""
         self._latest_blocks: frozenset[int] = frozenset()
         self._latest_next: _Key | None = None
-        """What would make the latest match longer, were it published; None: it is full."""
+        """Key whose publication would extend the latest match; None if it cannot be extended."""
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` could hand out now, cached ones included."""
+        """Number of blocks that `allocate` can return now, cached blocks included."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some request holds."""
+        """Number of blocks that requests hold."""
         return self.num_blocks - self.num_available
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and whose content can still be found."""
+        """Number of published blocks that no request holds."""
         return len(self._cached)
 
     def references(self, block: int) -> int:
-        """Return how many requests hold a block."""
+        """Return the number of requests that hold a block."""
         return self._references[block]
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
+        """Return the number of blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
     def allocate(self, num: int) -> list[int]:
-        """Hand out blocks with one reference each: free ones, then the least recently used."""
-        assert num <= self.num_available, "allocate() beyond what is available"
+        """Allocate blocks with one reference each: free blocks, then the least recently used."""
+        assert num <= self.num_available, "allocate() beyond num_available"
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num)]
         for block in blocks:
             self._references[block] = 1
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference of each block of one request, in the order of its tokens."""
-        # The tail first: it becomes the oldest, so a prefix loses its end before its beginning.
+        """Release one reference of each block of a request, given in the order of its tokens."""
+        # Tail first: the tail becomes the oldest, so a prefix is evicted from its end.
         for block in reversed(blocks):
             assert self._references[block] > 0, "a block is released more often than held"
             self._references[block] -= 1
@@ -106,7 +106,7 @@ class BlockPool:
                 self._cached[block] = None
 
     def match(self, tokens: Sequence[int], *, max_blocks: int) -> Match:
-        """Find the longest published prefix, without taking hold of it."""
+        """Return the longest published prefix without acquiring its blocks."""
         width = self.block_tokens
         blocks: list[int] = []
         chain = ROOT
@@ -126,11 +126,11 @@ class BlockPool:
         return self._latest
 
     def is_current(self, match: Match) -> bool:
-        """Return whether `match`, if it is the latest, would be found again as it is; O(1)."""
+        """Return whether `match` is the latest and a new search would return the same; O(1)."""
         return match is self._latest
 
     def acquire(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each of the blocks of a match."""
+        """Add one reference to each block of a match."""
         for block in blocks:
             if self._references[block] == 0:
                 self._note_change(block)
@@ -138,9 +138,9 @@ class BlockPool:
             self._references[block] += 1
 
     def publish(self, block: int, *, chain: int, tokens: tuple[int, ...]) -> int:
-        """Make a full block findable and return the chain of the block after it.
+        """Publish a full block and return the chain of the block after it.
 
-        Where an equal block is published already that one stays, and this one remains private.
+        If an equal block is already published, that one stays and this one remains private.
         """
         assert len(tokens) == self.block_tokens, "only a full block can be shared"
         assert self._references[block] > 0, "only a held block can be published"
@@ -165,6 +165,6 @@ class BlockPool:
         return block
 
     def _note_change(self, block: int) -> None:
-        """Note that a block was evicted, or is now held or no longer held."""
+        """Invalidate the latest match if a block of it is evicted, acquired or released."""
         if block in self._latest_blocks:
             self._latest = None

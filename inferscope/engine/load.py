@@ -1,4 +1,4 @@
-"""From a model's name (see `names.py`) to an engine that runs it."""
+"""Construction of an engine from a model's name (see `model_names.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint
 from inferscope.engine.core import Engine
 from inferscope.engine.devices import device_name, device_uuid, find_device
 from inferscope.engine.model import Model, Outline, build_model
-from inferscope.engine.names import BUILTIN, model_folder
+from inferscope.engine.model_names import BUILTIN, model_folder
 from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
 from inferscope.probe import EngineInfo, Probe, Shape
@@ -27,16 +27,16 @@ def load_engine(
     open_probe: Callable[[EngineInfo], Probe] | None = None,
     in_worker: bool = False,
 ) -> Engine:
-    """Load a model and build an engine around it.
+    """Load a model and build an engine on it.
 
     Args:
         model: "builtin", "random:SHAPE", or the path of a checkpoint.
-        options: How to run it.
-        open_probe: Given what the engine is, returns its probe: `Probe.open` to observe it.
-        in_worker: Load and run the model in a process of its own.
+        options: Options of the engine.
+        open_probe: Function from the engine's description to its probe, such as `Probe.open`.
+        in_worker: Whether the model is loaded and run in a separate process.
 
     Raises:
-        BadInput: If the name is no model, or the model needs what this engine does not compute.
+        BadInput: the name is not a model, or the model needs a feature that is not computed.
     """
     options = options or EngineOptions()
     torch.set_num_threads(options.num_threads)
@@ -52,9 +52,9 @@ def load_engine(
 
 
 def load_model(model: str, options: EngineOptions) -> Model:
-    """Load a model's weights, or draw them, on the device and in the dtype of the options.
+    """Load or draw a model's weights on the device and in the dtype of the options.
 
-    The built-in model is fastest in float32 on a CPU, whatever its file has.
+    The built-in model defaults to float32 on a CPU, where that is fastest.
     """
     device = find_device(options.device)
     if model.startswith(shapes.PREFIX):
@@ -72,7 +72,7 @@ def load_model(model: str, options: EngineOptions) -> Model:
 
 
 def describe(engine: Engine, *, name: str) -> EngineInfo:
-    """Return what the probe's records say about an engine."""
+    """Return the description of an engine for its records."""
     return describe_model(
         engine.model, engine.options, name=name, num_blocks=engine.pool.num_blocks
     )
@@ -81,7 +81,7 @@ def describe(engine: Engine, *, name: str) -> EngineInfo:
 def describe_model(
     model: Model | Outline, options: EngineOptions, *, name: str, num_blocks: int
 ) -> EngineInfo:
-    """Return what the probe's records say about a model and how it is run."""
+    """Return the description of a model and its options for the records."""
     device = model.device
     return EngineInfo(
         0,

@@ -1,8 +1,8 @@
 """The forward pass, as one function over a ragged batch.
 
-A batch is all tokens of a step laid end to end, `[tokens]`, whoever they belong to and however many
-each request brought: norms and products do not care, and attention is a callable that knows. So a
-prefill chunk, a decode token and a resumed request are the same code.
+A batch is the concatenation of all tokens of a step, `[tokens]`. Norms and products do not depend
+on request boundaries; attention is a callable that has them. So a prefill chunk, a decode token and
+a resumed request run the same code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from inferscope.engine.config import Llama3Rope, ModelConfig
 from inferscope.engine.weights import ModelWeights
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query [tokens, heads, dim], key, value [tokens, kv_heads, dim]) to the query's shape."""
+"""Function of (layer, query [tokens, heads, dim], key, value [tokens, kv_heads, dim])
+that returns the query's shape."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What the step loop must know of a model, wherever its weights are.
+    """Properties of a model that the step loop needs, without the weights.
 
     Attributes:
-        num_positions: Longest prompt plus output.
+        num_positions: Maximum prompt plus output tokens.
     """
 
     config: ModelConfig
@@ -42,7 +43,7 @@ class Model:
     """A model ready to run.
 
     Attributes:
-        cos: [positions, 1, head_dim], both halves alike.
+        cos: [positions, 1, head_dim], both halves equal.
         signed_sin: [positions, 1, head_dim], the first half negated, so that a rotation is
             `x * cos + roll(x, head_dim / 2) * signed_sin`: three kernels where the textbook's
             `cat(-x2, x1)` takes six.
@@ -55,27 +56,27 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Dtype of weights, activations and KV."""
         return self.weights.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device that holds the weights."""
         return self.weights.embedding.device
 
     @property
     def num_positions(self) -> int:
-        """Longest prompt plus output."""
+        """Maximum prompt plus output tokens."""
         return len(self.cos)
 
     @property
     def outline(self) -> Outline:
-        """What remains of it without its weights."""
+        """Properties of the model without its weights."""
         return Outline(self.config, self.dtype, self.device, self.num_positions)
 
 
 def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:
-    """Join weights with rotation tables for positions below `max_tokens`."""
+    """Combine weights with rotation tables for positions below `max_tokens`."""
     inverse = _inverse_frequencies(config)
     angles = torch.outer(torch.arange(max_tokens, dtype=torch.float32), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -94,11 +95,11 @@ def forward(
     """Compute one step and return logits `[rows, vocab]`.
 
     Args:
-        model: What to compute.
-        ids: [tokens] int64, all requests' tokens end to end.
-        positions: [tokens] int64, each token's place in its own request.
-        attend: Stores keys and values and attends within each request.
-        rows: [rows] int64, the tokens after which a next token is wanted.
+        model: Model to run.
+        ids: [tokens] int64, all requests' tokens concatenated.
+        positions: [tokens] int64, position of each token in its request.
+        attend: Function that stores keys and values and attends within each request.
+        rows: [rows] int64, indices of the tokens whose next token is sampled.
     """
     config, weights = model.config, model.weights
     num_rotated = config.num_heads + config.num_kv_heads

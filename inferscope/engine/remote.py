@@ -1,7 +1,7 @@
-"""Running steps in another process: the step loop's side, and what the two say to each other.
+"""Runner of steps in another process: the step loop's side and the messages of both sides.
 
-step loop ── Work ──> worker        who was seated, which slices, the blocks that are new
-step loop <── Done ── worker        the tokens chosen
+step loop ── StepWork ──> worker    admitted requests, slices, new blocks
+step loop <── Done ── worker        sampled tokens
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _STDERR = 2
 
 
 class WorkerLost(InferScopeError):
-    """The worker's process has ended."""
+    """Error: the worker's process has exited."""
 
 
 class StepFailed(InferScopeError):
-    """A step raised in the worker, which goes on."""
+    """Error: a step raised in the worker, which continues."""
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """What a worker is to run."""
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """Model and options of a worker."""
 
     model: str
     options: EngineOptions
 
 
 class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
-    """The model is loaded."""
+    """Message: the model is loaded."""
 
     config: ModelConfig
     dtype: DtypeName
@@ -53,16 +53,16 @@ class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
     num_blocks: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=1, array_like=True):
-    """The model could not be loaded, or a step could not be run."""
+class WorkerFailure(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    """Message: loading the model failed, or a step raised."""
 
     message: str
 
 
-class Seated(msgspec.Struct, frozen=True, array_like=True):
-    """A request that has taken a seat, with all that it brings."""
+class AdmittedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request admitted to a sequence slot, with its tokens and sampling."""
 
-    seat: int
+    sequence_slot: int
     index: int
     tokens: list[int]
     num_prompt: int
@@ -71,105 +71,109 @@ class Seated(msgspec.Struct, frozen=True, array_like=True):
     seed: int
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One slice of a step."""
+class SliceSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One request's slice of a step."""
 
-    seat: int
+    sequence_slot: int
     context: int
     num_tokens: int
     is_sampled: bool
     blocks: list[int]
-    """That the request has taken since its last slice."""
+    """Blocks allocated to the request since its last slice."""
 
 
-class Work(msgspec.Struct, frozen=True, tag=2, array_like=True):
-    """A step to run."""
+class StepWork(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    """Message: a step to run."""
 
     step: int
-    seated: list[Seated]
-    parts: list[Part]
+    admitted: list[AdmittedRequest]
+    slices: list[SliceSpec]
 
 
 class Done(msgspec.Struct, frozen=True, tag=3, array_like=True):
-    """A step's tokens, by the places of their slices in the work."""
+    """Message: a step's sampled tokens, by the indices of their slices in the work."""
 
-    places: list[int]
+    slice_indices: list[int]
     tokens: list[int]
 
 
-_FromWorker: TypeAlias = Ready | Refused | Done
+_FromWorker: TypeAlias = Ready | WorkerFailure | Done
 encode = msgspec.msgpack.encode
-decode_work = msgspec.msgpack.Decoder(Work).decode
-_decode_word = msgspec.msgpack.Decoder(_FromWorker).decode
+decode_work = msgspec.msgpack.Decoder(StepWork).decode
+_decode_message = msgspec.msgpack.Decoder(_FromWorker).decode
 
 
 class RemoteRunner:
-    """Runs steps in a worker's process, which lives as long as this."""
+    """Runner of steps in a worker process that it starts and ends."""
 
     is_asynchronous = True
 
     def __init__(self, model: str, options: EngineOptions) -> None:
-        """Start the worker and wait until it has loaded the model.
+        """Start the worker and wait until the model is loaded.
 
         Raises:
             BadInput: The model cannot be loaded.
-            WorkerLost: The process ended before.
+            WorkerLost: The process exited first.
         """
-        ours, theirs = socket.socketpair()
-        setting = msgspec.json.encode(Setting(model, options)).decode()
-        with ours, theirs:
+        own_end, worker_end = socket.socketpair()
+        settings = msgspec.json.encode(WorkerSettings(model, options)).decode()
+        with own_end, worker_end:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "inferscope.engine.start", "inferscope.engine.worker"),
-                    *(str(theirs.fileno()), setting),
+                    *(str(worker_end.fileno()), settings),
                 ],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # ours may be a pipe on which somebody reads our words
+                stdout=_STDERR,  # our own stdout may be a pipe with messages to the parent
             )
-            self._pipe = Connection(ours.detach())
-        self._num_told = [0] * options.max_running
-        word = self._hear()
-        if isinstance(word, Refused):
+            self._pipe = Connection(own_end.detach())
+        self._num_sent_blocks = [0] * options.max_running
+        message = self._receive()
+        if isinstance(message, WorkerFailure):
             self.close()
-            raise BadInput(word.message)
-        assert isinstance(word, Ready)
-        self.num_blocks = word.num_blocks
+            raise BadInput(message.message)
+        assert isinstance(message, Ready)
+        self.num_blocks = message.num_blocks
         self.outline = Outline(
-            word.config,
-            DTYPES[word.dtype],
-            torch.device(word.device),
-            word.num_positions,
+            message.config,
+            DTYPES[message.dtype],
+            torch.device(message.device),
+            message.num_positions,
         )
 
     @property
     def pid(self) -> int:
-        """The worker's."""
+        """Process ID of the worker."""
         return self._process.pid
 
     def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step; the worker's own probe times it.
+        """Run a step in the worker, whose own probe times it.
 
         Raises:
-            WorkerLost: The process has ended.
+            WorkerLost: The process has exited.
             StepFailed: The step raised.
         """
         for request in plan.admitted:
-            self._num_told[request.seat] = 0
-        work = Work(step, [_seated(r) for r in plan.admitted], [self._part(s) for s in plan.slices])
+            self._num_sent_blocks[request.sequence_slot] = 0
+        work = StepWork(
+            step,
+            [_admitted_request(r) for r in plan.admitted],
+            [self._slice_spec(s) for s in plan.slices],
+        )
         try:
             self._pipe.send_bytes(encode(work))
         except OSError as error:
-            raise self._lost() from error
+            raise self._worker_lost() from error
         launched()
-        done = self._hear()
-        if isinstance(done, Refused):
+        done = self._receive()
+        if isinstance(done, WorkerFailure):
             raise StepFailed(done.message)
         assert isinstance(done, Done)
-        return [plan.slices[place] for place in done.places], done.tokens
+        return [plan.slices[index] for index in done.slice_indices], done.tokens
 
     def close(self) -> None:
-        """End the worker; safe to call twice."""
+        """Stop the worker; safe to call twice."""
         self._pipe.close()
         try:
             self._process.wait(_GRACE_S)
@@ -177,27 +181,30 @@ class RemoteRunner:
             self._process.kill()
             self._process.wait()
 
-    def _part(self, part: Slice) -> Part:
+    def _slice_spec(self, part: Slice) -> SliceSpec:
         request = part.request
-        new = request.blocks[self._num_told[request.seat] :]
-        self._num_told[request.seat] += len(new)
-        return Part(request.seat, part.context, part.num_tokens, part.is_sampled, new)
+        new = request.blocks[self._num_sent_blocks[request.sequence_slot] :]
+        self._num_sent_blocks[request.sequence_slot] += len(new)
+        return SliceSpec(request.sequence_slot, part.context, part.num_tokens, part.is_sampled, new)
 
-    def _hear(self) -> _FromWorker:
+    def _receive(self) -> _FromWorker:
         try:
-            word: _FromWorker = _decode_word(self._pipe.recv_bytes())
+            message: _FromWorker = _decode_message(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            raise self._lost() from error
-        return word
+            raise self._worker_lost() from error
+        return message
 
-    def _lost(self) -> WorkerLost:
+    def _worker_lost(self) -> WorkerLost:
         self.close()
-        return WorkerLost(f"the worker's process has ended (exit code {self._process.returncode}).")
+        return WorkerLost(
+            f"the worker's process has ended (exit code {self._process.returncode}). "
+            "Start the engine again."
+        )
 
 
-def _seated(request: Request) -> Seated:
-    return Seated(
-        request.seat,
+def _admitted_request(request: Request) -> AdmittedRequest:
+    return AdmittedRequest(
+        request.sequence_slot,
         request.index,
         request.tokens,
         request.num_prompt,

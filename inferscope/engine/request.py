@@ -1,8 +1,8 @@
-"""One request, from the queue to its last token.
+"""A request from the queue to its last token.
 
-All of its life is told by two numbers: how many `tokens` it has (prompt and output together) and
-how many of them are `computed`. What lies between is work to do, and nothing else distinguishes a
-prompt, a chunk of one, a prefix hit, a resumption and a decode.
+Two numbers define its state: the number of `tokens` (prompt plus output) and how many of them are
+`computed`. The difference is the remaining work. Nothing else distinguishes a prompt, a chunk, a
+prefix hit, a resumption and a decode.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ Finish: TypeAlias = Literal[
 
 
 GREEDY_BELOW = 1e-5
-"""Below it the softmax of logits divided by the temperature is one-hot in float32, or NaN."""
+"""Temperature below which the float32 softmax of the scaled logits is one-hot, or NaN."""
 
 
 class QueueFull(InferScopeError):
-    """The waiting queue holds `max_waiting` requests; try again later."""
+    """Error: the waiting queue holds `max_waiting` requests."""
 
 
 class BadRequest(BadInput):
-    """A prompt or a sampling value that can never be served by this engine."""
+    """Error: this engine can never serve the prompt or the sampling value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to choose the next token, and when to stop.
+    """Sampling parameters and stop conditions.
 
     Attributes:
-        max_tokens: Most output tokens; the model's own limit may end it sooner.
-        min_tokens: Stop tokens cannot be chosen before so many.
-        temperature: 0 chooses the likeliest token, and so does anything below `GREEDY_BELOW`.
-        top_k: Choose among so many likeliest tokens; 0 for all.
-        top_p: Choose among the likeliest tokens that hold this share of the probability.
-        seed: Makes sampling repeatable, whatever else runs; None draws on the engine's seed.
-        stop_token_ids: Tokens that end the output, beside the model's own.
-        ignore_eos: Do not stop at the model's own end tokens.
+        max_tokens: Maximum output tokens; the model's limit may end the output sooner.
+        min_tokens: Number of output tokens before which no stop token is sampled.
+        temperature: Softmax temperature; values below `GREEDY_BELOW` select the likeliest token.
+        top_k: Number of likeliest tokens to sample from; 0 for all.
+        top_p: Cumulative probability of the likeliest tokens to sample from.
+        seed: Seed that makes sampling repeatable in any batch; None uses the engine's seed.
+        stop_token_ids: Tokens that end the output, in addition to the model's own.
+        ignore_eos: Whether the model's own end tokens do not end the output.
     """
 
     max_tokens: int = 16
@@ -71,12 +71,12 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is chosen."""
+        """Whether the likeliest token is selected."""
         return self.temperature < GREEDY_BELOW
 
 
 def check_stop_ids(sampling: Sampling, *, vocab: int) -> None:
-    """Refuse stop tokens that the model does not have.
+    """Reject stop tokens outside the vocabulary.
 
     Raises:
         BadRequest: an id is outside the vocabulary.
@@ -89,10 +89,10 @@ def check_stop_ids(sampling: Sampling, *, vocab: int) -> None:
 
 
 def check_prompt(prompt: Sequence[int], *, max_model_tokens: int, vocab: int) -> None:
-    """Refuse a prompt that this engine can never serve.
+    """Reject a prompt that this engine can never serve.
 
     Raises:
-        BadRequest: it is empty, too long, or holds an id outside the vocabulary.
+        BadRequest: the prompt is empty, too long, or holds an id outside the vocabulary.
     """
     if not prompt:
         raise BadRequest("the prompt is empty. Give at least one token.")
@@ -109,7 +109,7 @@ def check_prompt(prompt: Sequence[int], *, max_model_tokens: int, vocab: int) ->
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
-    """A request as a front end hands it in, before the engine's loop has seen it."""
+    """A request as submitted by a front end, before the engine's loop reads it."""
 
     request_id: str
     prompt: list[int]
@@ -121,24 +121,24 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request that the engine's loop knows.
+    """A request in the engine's loop.
 
     Attributes:
-        index: Its name in the probe's records.
-        tokens: Prompt and output so far.
-        num_prompt: How many of the tokens are the prompt.
-        max_tokens: Most output tokens, the model's limit applied.
-        stop_ids: Tokens that end it.
-        seed: Of its random numbers.
-        computed: Tokens whose keys and values are in its blocks.
-        ever_computed: The most that `computed` has been; below it, work is repeated.
-        cached_tokens: Tokens it never had to compute, being found in the prefix cache.
-        recomputed_tokens: Tokens it computed again after preemptions.
+        index: Index of the request in the probe's records.
+        tokens: Prompt and output tokens so far.
+        num_prompt: Number of prompt tokens.
+        max_tokens: Maximum output tokens, limited by the model.
+        stop_ids: Tokens that end the output.
+        seed: Seed of its random numbers.
+        computed: Number of tokens whose keys and values are in its blocks.
+        ever_computed: Maximum that `computed` has reached; work below it is recomputed.
+        cached_tokens: Number of tokens found in the prefix cache and never computed.
+        recomputed_tokens: Number of tokens computed again after preemptions.
         blocks: KV blocks in the order of the tokens.
-        chain: Of its last published block; see `kv.py`.
-        num_published: Blocks that are published, from the first on.
-        seat: Its row in the runner's tables while it runs, else -1.
-        has_run: It has left the queue at least once.
+        chain: Chain of its last published block; see `kv.py`.
+        num_published: Number of published blocks, counted from the first.
+        sequence_slot: Row in the runner's tables while it runs, else -1.
+        has_run: Whether it has been admitted at least once.
     """
 
     index: RequestIndex
@@ -156,21 +156,21 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     chain: int = ROOT
     num_published: int = 0
-    seat: int = -1
+    sequence_slot: int = -1
     has_run: bool = False
 
     @property
     def todo(self) -> int:
-        """Tokens that are known and not computed; drafted tokens will count here too."""
+        """Number of known tokens that are not computed."""
         return len(self.tokens) - self.computed
 
     @property
     def num_output(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.num_prompt
 
     def finish_after(self, token: int) -> Finish | None:
-        """Say whether `token`, just appended, was the last."""
+        """Return the finish reason if `token`, just appended, is the last; else None."""
         if token in self.stop_ids and self.num_output >= self.sampling.min_tokens:
             return "stop"
         return "length" if self.num_output >= self.max_tokens else None

@@ -1,7 +1,7 @@
-"""Turns a plan into tensors and runs the model on them.
+"""Conversion of a plan to tensors and execution of the model on them.
 
-Everything a step needs is written into buffers that live as long as the engine; the block table is
-kept row by row, and a step writes only the blocks that are new.
+A step's inputs are written into buffers that live as long as the engine. The block table has a row
+per sequence slot, and a step writes only the new blocks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from inferscope.probe import Probe
 
 @dataclass(frozen=True)
 class Batch:
-    """A plan, ready to run.
+    """Tensors of a plan.
 
     Attributes:
         ids: [tokens] int64 on the device.
         positions: [tokens] int64 on the device.
-        rows: [rows] int64 on the device, the last token of each sampled slice.
-        sampled: The slices that the rows belong to, in their order.
-        is_cold: No step of about this size and kind has run before in this engine.
+        rows: [rows] int64 on the device, index of the last token of each sampled slice.
+        sampled: Slices of the rows, in their order.
+        is_cold: Whether no step of this size bucket and kind has run in this engine.
     """
 
     ids: Tensor
@@ -46,35 +46,35 @@ class Batch:
 
 
 Ran: TypeAlias = tuple[list[Slice], list[int]]
-"""A step's sampled slices, and the token chosen for each."""
+"""Sampled slices of a step, and the token sampled for each."""
 
 
 Launched: TypeAlias = Callable[[], None]
-"""Called when all of a step is launched, before anything waits for its outputs."""
+"""Callback after a step is launched and before anything waits for its outputs."""
 
 
 class StepRunner(Protocol):
-    """Runs the steps that the loop has planned.
+    """Runner of the steps that the loop plans.
 
     Attributes:
-        is_asynchronous: A step computes elsewhere than in the thread that launches it.
+        is_asynchronous: Whether a step computes outside the thread that launches it.
     """
 
     is_asynchronous: bool
 
     def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step and have it timed by whoever sees it begin and end."""
+        """Run a step and record its start and end in the process that runs it."""
 
     def close(self) -> None:
-        """Give back what it holds; safe to call twice."""
+        """Release all resources; safe to call twice."""
 
 
 class Runner:
-    """Owns the step's buffers and the block table."""
+    """Runner of steps in this process, with the step buffers and the block table."""
 
     @classmethod
     def of(cls, model: Model, options: EngineOptions, *, num_blocks: int) -> Runner:
-        """Make the runner that an engine's options ask for."""
+        """Return the runner for an engine's options."""
         width = options.block_tokens
         longest = max_model_tokens(model, options, num_blocks)
         attention = PagedAttention(
@@ -118,7 +118,7 @@ class Runner:
         self._copied: Any = new_event() if is_cuda else None
         self._on: AbstractContextManager[object] = nullcontext()
         if is_cuda:
-            # Which device is current is each thread's own, and events go to that one's stream.
+            # The current device is per thread, and events are recorded on its stream.
             self._on = torch.cuda.device(model.device)
 
     def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
@@ -128,38 +128,39 @@ class Runner:
             probe.start(step, mode="eager", cold=batch.is_cold)
             tokens = self.execute(batch)
             # Before the host waits: on a device the end event follows the last kernel. On a CPU
-            # everything has been computed by now.
+            # the step is complete here.
             probe.stop(step)
             launched()
             return batch.sampled, tokens.tolist()
 
     def close(self) -> None:
-        """Do nothing: the buffers go with the runner."""
+        """Do nothing: the buffers are freed with the runner."""
 
     def prepare(self, plan: Plan) -> Batch:
-        """Write a plan into the buffers; one batch is valid until the next is prepared."""
+        """Write a plan into the buffers; a batch is valid until the next is prepared."""
         if self._copied is not None:
-            # A chunk without an output ends before the device has begun: it may not have read yet.
+            # `run` returns early for a chunk without output: the device may not have read the
+            # buffers yet.
             self._copied.synchronize()
         slices = [part for part in plan.slices if part.num_tokens == 1]
         num_singles = len(slices)
         slices += [part for part in plan.slices if part.num_tokens != 1]
         self._update_table(slices, plan.admitted)
 
-        seats = np.array([part.request.seat for part in slices])
+        sequence_slots = np.array([part.request.sequence_slot for part in slices])
         contexts = np.array([part.context for part in slices])
         counts = np.array([part.num_tokens for part in slices])
         ends = counts.cumsum()
         num_tokens = plan.num_tokens
-        token_seats, positions = seats, contexts
+        token_sequence_slots, positions = sequence_slots, contexts
         if num_tokens > len(slices):
-            token_seats = seats.repeat(counts)
+            token_sequence_slots = sequence_slots.repeat(counts)
             positions = np.arange(num_tokens) + (contexts - ends + counts).repeat(counts)
         blocks, offsets = np.divmod(positions, self._block_tokens)
         self._ids.numpy()[:num_tokens] = _token_ids(slices, num_singles)
         self._positions.numpy()[:num_tokens] = positions
         self._slots.numpy()[:num_tokens] = (
-            self._table[token_seats, blocks] * self._block_tokens + offsets
+            self._table[token_sequence_slots, blocks] * self._block_tokens + offsets
         )
         sampled = [part for part in slices if part.is_sampled]
         self._rows.numpy()[: len(sampled)] = ends[[part.is_sampled for part in slices]] - 1
@@ -174,11 +175,11 @@ class Runner:
                 slots=self._on_device(self._slots, num_tokens),
                 counts=counts,
                 contexts=contexts,
-                blocks=self._table[seats, :widest],
+                blocks=self._table[sequence_slots, :widest],
                 num_singles=num_singles,
             ),
             sampled=sampled,
-            is_cold=self._is_cold(num_tokens, is_decode=num_tokens == len(slices)),
+            is_cold=self._mark_shape_seen(num_tokens, is_decode=num_tokens == len(slices)),
         )
         # Before the probe starts the step: the host's planning is not device time.
         self._attention.plan(batch.ragged)
@@ -188,7 +189,7 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
-        """Launch the model and return the tokens chosen for the batch's sampled slices.
+        """Launch the model and return the tokens sampled for the batch.
 
         Nothing here waits for the device; reading the result does.
         """
@@ -205,18 +206,20 @@ class Runner:
 
     def _update_table(self, slices: list[Slice], admitted: list[Request]) -> None:
         for request in admitted:
-            self._num_tabled[request.seat] = 0
+            self._num_tabled[request.sequence_slot] = 0
         for part in slices:
             request = part.request
-            num_tabled, num_blocks = self._num_tabled[request.seat], len(request.blocks)
+            num_tabled, num_blocks = self._num_tabled[request.sequence_slot], len(request.blocks)
             if num_tabled < num_blocks:
-                self._table[request.seat, num_tabled:num_blocks] = request.blocks[num_tabled:]
-                self._num_tabled[request.seat] = num_blocks
+                self._table[request.sequence_slot, num_tabled:num_blocks] = request.blocks[
+                    num_tabled:
+                ]
+                self._num_tabled[request.sequence_slot] = num_blocks
 
     def _on_device(self, buffer: Tensor, length: int) -> Tensor:
         return buffer[:length].to(self._model.device, non_blocking=True)
 
-    def _is_cold(self, num_tokens: int, *, is_decode: bool) -> bool:
+    def _mark_shape_seen(self, num_tokens: int, *, is_decode: bool) -> bool:
         bucket = ((num_tokens - 1).bit_length(), is_decode)
         if bucket in self._seen_buckets:
             return False

@@ -1,10 +1,10 @@
-"""Choosing the next token of each request.
+"""Sampling of the next token of each request.
 
-A sampled request draws one uniform number per token from a hash of its own seed and the token's
-place, and inverts the cumulative distribution at it. No operation here waits for the device: what
-the host sends is pinned and copied asynchronously. Nothing is shared between requests, so what a
-seed yields does not depend on what else is in the batch or on preemptions, except where rounding of
-the logits moves an edge of the distribution across the number drawn (seen once in 2,200 requests).
+A sampled request draws one uniform number per token from a hash of its seed and the token's
+position, and inverts the cumulative distribution at it. No operation here waits for the device:
+host data is pinned and copied asynchronously. Requests share no state, so a seed's output does not
+depend on the batch or on preemptions. The exception: rounding of the logits can move an edge of the
+distribution across the drawn number (seen once in 2,200 requests).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MASK64 = (1 << 64) - 1
 
 
 def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Choose one token for each row of `logits` [requests, vocab]; int64 [requests].
+    """Return one token for each row of `logits` [requests, vocab], as int64 [requests].
 
-    Rows that may not stop yet have their stop tokens overwritten in place.
+    The stop tokens of rows below `min_tokens` are overwritten in place.
     """
     _forbid_early_stops(logits, requests)
     chosen = logits.argmax(dim=-1)
@@ -34,14 +34,14 @@ def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
             (filtered if sampling.top_k or sampling.top_p < 1 else plain).append(row)
     for rows, narrows in ((plain, False), (filtered, True)):
         if rows:
-            places = _sent(rows, torch.int64, logits.device)
-            drawn = _draw(logits[places], [requests[row] for row in rows], narrows=narrows)
-            chosen[places] = drawn
+            row_indices = _to_device(rows, torch.int64, logits.device)
+            drawn = _draw(logits[row_indices], [requests[row] for row in rows], narrows=narrows)
+            chosen[row_indices] = drawn
     return chosen
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends on both arguments alone.
+    """Return a number in [0, 1) that depends only on the arguments.
 
     Source: SplitMix64, Steele et al., "Fast splittable pseudorandom number generators" (2014).
     """
@@ -59,19 +59,19 @@ def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
             rows += [row] * len(request.stop_ids)
             tokens += request.stop_ids
     if rows:
-        places = (_sent(column, torch.int64, logits.device) for column in (rows, tokens))
-        logits[tuple(places)] = float("-inf")
+        row_indices = (_to_device(column, torch.int64, logits.device) for column in (rows, tokens))
+        logits[tuple(row_indices)] = float("-inf")
 
 
-def _sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return values on the device, without waiting for it."""
+def _to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy values to the device without waiting for it."""
     pinned = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tensor:
     def column(values: list[float]) -> Tensor:
-        return _sent(values, torch.float32, logits.device).unsqueeze(1)
+        return _to_device(values, torch.float32, logits.device).unsqueeze(1)
 
     order = None
     scaled = logits.float() / column([request.sampling.temperature for request in requests])
@@ -85,7 +85,7 @@ def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tens
         is_kept = (rank < top_k) & (before < top_p)
         is_kept[:, 0] = True
         probabilities = probabilities * is_kept
-    # float64: over 150,000 float32 terms the sum's error would exceed a token's own share.
+    # float64: over 150,000 float32 terms the sum's error would exceed a token's probability.
     cumulative = probabilities.double().cumsum(dim=-1)
     points = column([uniform(request.seed, len(request.tokens)) for request in requests])
     targets = points.double() * cumulative[:, -1:]

@@ -1,9 +1,9 @@
-"""Who computes how many tokens in the next step.
+"""Scheduling: how many tokens each request computes in the next step.
 
-One rule: a request wants `todo = len(tokens) - computed` tokens, and gets as many as the token
-budget and the free KV blocks allow. Running requests come first, in the order they were admitted,
-then the queue. When a running request cannot get a block, the one admitted last gives up all of its
-own and goes back to the head of the queue, to be computed again.
+A request has `todo = len(tokens) - computed` tokens left, and gets as many as the token budget and
+the free KV blocks allow. Running requests come first, in order of admission, then the queue. When a
+running request cannot get a block, the last admitted request is preempted: it releases its blocks
+and returns to the head of the queue for recompute.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from inferscope.records import Binding
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
-    """One request's part of one step: `num_tokens` tokens after `context` computed ones."""
+    """One request's slice of a step: `num_tokens` tokens after `context` computed ones."""
 
     request: Request
     context: int
     num_tokens: int
     is_sampled: bool
-    """The slice reaches the request's last token, so a next one can be chosen."""
+    """Whether the slice ends at the request's last token, so that the next can be sampled."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """What one step computes.
+    """Plan of one step.
 
     Attributes:
-        admitted: Requests that took a seat, resumed ones among them.
-        preempted: Requests that lost their blocks to those before them.
-        binding: What kept more work out of the step.
+        admitted: Requests that took a sequence slot, including resumed ones.
+        preempted: Requests that lost their blocks to earlier ones.
+        binding: Limit that kept further work out of the step.
     """
 
     slices: list[Slice]
@@ -44,29 +44,29 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scheduler:
-    """Holds the queue and the running requests, and plans steps over one block pool."""
+    """Scheduler of queued and running requests over one block pool."""
 
     def __init__(
         self, pool: BlockPool, *, token_budget: int, max_running: int, prefix_cache: bool
     ) -> None:
         self.pool = pool
-        # In order, and yet any request is removed in O(1).
+        # Ordered, with removal of any request in O(1).
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: list[Request] = []
         self._token_budget = token_budget
         self._max_running = max_running
         self._has_prefix_cache = prefix_cache
-        self._seats = list(range(max_running - 1, -1, -1))
+        self._free_sequence_slots = list(range(max_running - 1, -1, -1))
         self._head: tuple[Request, Match] | None = None
-        """The request matched last, and its match; None after it was admitted."""
+        """Last matched request and its match; None after its admission."""
 
     def enqueue(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
+        """Append a request to the queue."""
         self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
-        """Forget a finished or cancelled request, wherever it is, and take back its blocks."""
-        if request.seat < 0:
+        """Remove a finished or cancelled request, queued or running, and release its blocks."""
+        if request.sequence_slot < 0:
             del self.waiting[request]
             if self._head is not None and self._head[0] is request:
                 self._head = None
@@ -75,7 +75,7 @@ class Scheduler:
             self._vacate(request)
 
     def schedule(self) -> Plan:
-        """Plan one step, taking blocks and seats for it."""
+        """Plan one step and allocate its blocks and sequence slots."""
         slices: list[Slice] = []
         admitted: list[Request] = []
         preempted: list[Request] = []
@@ -87,7 +87,7 @@ class Scheduler:
                 break
             request = next(iter(self.waiting))
             match = self._match(request)
-            if self._has_room(request, match):
+            if self._fits(request, match):
                 self._admit(request, match)
                 admitted.append(request)
                 left -= self._plan_slice(request, left, slices, preempted)
@@ -104,7 +104,7 @@ class Scheduler:
         )
 
     def advance(self, done: Slice) -> None:
-        """Account for a computed slice, and publish the blocks that it filled."""
+        """Advance a request past a computed slice and publish the blocks that it filled."""
         request = done.request
         request.computed = computed = done.context + done.num_tokens
         if done.context < request.ever_computed:
@@ -124,7 +124,7 @@ class Scheduler:
 
     def _plan_running(self, slices: list[Slice], preempted: list[Request]) -> int:
         left = self._token_budget
-        # Preempting shortens the list from its end while it is read, which a list allows.
+        # Preemption pops from the end of the list during the iteration, which a list allows.
         for request in self.running:
             num_tokens = self._plan_slice(request, left, slices, preempted)
             if not num_tokens:
@@ -135,12 +135,12 @@ class Scheduler:
     def _plan_slice(
         self, request: Request, left: int, slices: list[Slice], preempted: list[Request]
     ) -> int:
-        """Give a request what is left of the budget and return how much it took."""
+        """Add a slice within the remaining budget and return its number of tokens."""
         context, todo = request.computed, request.todo
         num_tokens = min(todo, left)
         missing = self.pool.blocks_for(context + num_tokens) - len(request.blocks)
         if missing > 0:
-            if not self._make_room(missing, request, preempted):
+            if not self._preempt_for(missing, request, preempted):
                 return 0
             request.blocks += self.pool.allocate(missing)
         if num_tokens:
@@ -154,8 +154,8 @@ class Scheduler:
             )
         return num_tokens
 
-    def _make_room(self, missing: int, request: Request, preempted: list[Request]) -> bool:
-        """Preempt from the end until the blocks are there; False if that was the request itself."""
+    def _preempt_for(self, missing: int, request: Request, preempted: list[Request]) -> bool:
+        """Preempt from the end until blocks are free; return False if `request` was preempted."""
         while missing > self.pool.num_available:
             victim = self.running.pop()
             self._vacate(victim)
@@ -174,15 +174,15 @@ class Scheduler:
             known, match = self._head
             if known is request and self.pool.is_current(match):
                 return match
-        # The last token is always computed: without it there is nothing to choose the next from.
+        # The last token is always computed: the next one is sampled from its logits.
         num_reusable = len(request.tokens) - 1
         match = self.pool.match(request.tokens, max_blocks=num_reusable // self.pool.block_tokens)
         self._head = request, match
         return match
 
-    def _has_room(self, request: Request, match: Match) -> bool:
-        # All of its known tokens must fit, not only the first chunk, with a block to spare for each
-        # running request: admitted on less, it would be preempted a few steps later for nothing.
+    def _fits(self, request: Request, match: Match) -> bool:
+        # All known tokens must fit, not only the first chunk, plus one block for each running
+        # request. Otherwise it would be preempted within a few steps, and its work lost.
         missing = self.pool.blocks_for(len(request.tokens)) - len(match.blocks)
         return missing + match.num_cached + len(self.running) <= self.pool.num_available
 
@@ -194,10 +194,10 @@ class Scheduler:
         request.chain = match.chain
         request.num_published = len(match.blocks)
         request.computed = found = len(match.blocks) * self.pool.block_tokens
-        # After a preemption only what had never been computed counts as saved.
+        # After a preemption, only tokens that were never computed count as cached.
         request.cached_tokens += max(0, found - request.ever_computed)
         request.ever_computed = max(request.ever_computed, found)
-        request.seat = self._seats.pop()
+        request.sequence_slot = self._free_sequence_slots.pop()
         self.running.append(request)
 
     def _vacate(self, request: Request) -> None:
@@ -205,8 +205,8 @@ class Scheduler:
         request.blocks = []
         request.chain = ROOT
         request.num_published = 0
-        self._seats.append(request.seat)
-        request.seat = -1
+        self._free_sequence_slots.append(request.sequence_slot)
+        request.sequence_slot = -1
 
     def _has_more(self, slices: list[Slice]) -> bool:
         is_cut = len(slices) < len(self.running) or not all(part.is_sampled for part in slices)

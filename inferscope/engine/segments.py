@@ -1,8 +1,8 @@
-"""How a step's slices are told to the probe: one row per stretch of one kind of work.
+"""Slices of a step as rows for its records, one row per phase of a slice.
 
-A slice may hold, in this order, tokens that were computed before a preemption, tokens of the prompt
-that are new, and a token that was generated. Each stretch becomes a row, so that repeated work and
-prefill and decode can be charged apart:
+A slice can hold, in this order, tokens that were computed before a preemption, new tokens of the
+prompt, and a generated token. Each range becomes a row, so that recompute, prefill and decode are
+accounted separately:
 
     tokens     0 ....... ever_computed ....... num_prompt ....... len(tokens)
                recomputed  (prefill)   prefill             decode
@@ -18,8 +18,8 @@ from inferscope.engine.scheduler import Slice
 from inferscope.records import DECODE, LAST_CHUNK, PREFILL, RECOMPUTED
 
 
-class Rows(msgspec.Struct, frozen=True, gc=False):
-    """Columns with one entry per row; see `Probe.slices`."""
+class StepColumns(msgspec.Struct, frozen=True, gc=False):
+    """Columns of a step with one entry per row; see `Probe.slices`."""
 
     requests: tuple[int, ...]
     phases: tuple[int, ...]
@@ -29,8 +29,8 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
     sampled: tuple[int, ...]
 
 
-def rows_of(slices: Iterable[Slice]) -> Rows:
-    """Split a step's slices, at least one, into rows, before they are accounted as computed."""
+def step_columns(slices: Iterable[Slice]) -> StepColumns:
+    """Split a step's slices, at least one, into rows; call it before `Scheduler.advance`."""
     rows: list[tuple[int, ...]] = []
     for part in slices:
         request, context, num_tokens = part.request, part.context, part.num_tokens
@@ -38,14 +38,14 @@ def rows_of(slices: Iterable[Slice]) -> Rows:
             rows.append((request.index, DECODE, num_tokens, context, 0, int(part.is_sampled)))
         else:
             rows += _prefill_rows(part)
-    return Rows(*zip(*rows, strict=True))
+    return StepColumns(*zip(*rows, strict=True))
 
 
 def _prefill_rows(part: Slice) -> Iterator[tuple[int, ...]]:
     request, start = part.request, part.context
     end = start + part.num_tokens
     seen, num_prompt = request.ever_computed, request.num_prompt
-    # Prefill ends where both the prompt and what was lost to a preemption are restored.
+    # Prefill ends when the prompt and all tokens lost to a preemption are computed.
     prefill_end = max(seen, num_prompt)
     for phase, flag, limit in (
         (PREFILL, RECOMPUTED, seen),

@@ -1,10 +1,10 @@
-"""Models that need no download: public shapes by name, or any shape by its parameters.
+"""Shapes of random models: public shapes by name, or any shape by its parameters.
 
     random:llama-8b
     random:hidden=256,layers=4,heads=4,kv_heads=2,ffn=512,vocab=1024
 
-The weights are noise, the work is that of the real model: time and memory per step depend on the
-shape alone. A name may be changed by parameters after it: `random:llama-1b,layers=2`.
+The weights are random, but the work is that of the real model: time and memory per step depend only
+on the shape. Parameters after a name change it: `random:llama-1b,layers=2`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inferscope.errors import BadInput
 
 PREFIX = "random:"
 BUILTIN_VOCAB = 1024
-"""Of the built-in tokenizer, which a random model borrows if its vocabulary is as large."""
+"""Number of ids of the built-in tokenizer; random models with at least as many use it."""
 
 _LLAMA_3 = Llama3Rope(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192
@@ -132,32 +132,32 @@ _FIELD_BY_KEY = {
     "vocab": "vocab",
     "positions": "max_positions",
 }
-# Byte ids are the tokenizer of last resort, and they need 256 of them.
+# The byte tokenizer, used for small vocabularies, needs 256 ids.
 _MIN_VOCAB = 256
 
 
 def parse_shape(text: str) -> ModelConfig:
-    """Read what follows `random:`: a name, parameters, or a name and parameters.
+    """Parse the text after `random:`: a name, parameters, or a name and parameters.
 
-    Parameters left out keep the value of the named shape, or of `tiny` without a name; `head_dim`
-    follows hidden / heads unless it is given. `arch` chooses llama, qwen2 or qwen3.
+    Omitted parameters keep the value of the named shape, or of `tiny` without a name. `head_dim`
+    defaults to hidden / heads. `arch` is llama, qwen2 or qwen3.
 
     Raises:
-        BadInput: If a name or parameter is unknown or a value makes no model.
+        BadInput: a name or parameter is unknown, or a value makes no valid model.
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    terms = [term.strip() for term in text.split(",") if term.strip()]
     shape = _TINY
-    if words and "=" not in words[0]:
-        name = words.pop(0)
+    if terms and "=" not in terms[0]:
+        name = terms.pop(0)
         if name not in SHAPES:
             raise BadInput(
                 f"unknown shape {name!r}. Known: {', '.join(SHAPES)}; or give parameters: "
                 "random:hidden=256,layers=4,heads=4,kv_heads=2,ffn=512,vocab=1024."
             )
         shape = SHAPES[name]
-    elif not words:
+    elif not terms:
         raise BadInput(f"random: names no shape. Known: {', '.join(SHAPES)}.")
-    values = _parameters(words)
+    values = _parameters(terms)
     architecture = _architecture(values.pop("arch", shape.architecture))
     numbers = {_FIELD_BY_KEY[key]: _positive(key, value) for key, value in values.items()}
     if numbers.get("vocab", shape.vocab) < _MIN_VOCAB:
@@ -173,13 +173,13 @@ def parse_shape(text: str) -> ModelConfig:
     return ModelConfig(**{**vars(shape), **numbers, **of_architecture})
 
 
-def _parameters(words: list[str]) -> dict[str, str]:
+def _parameters(terms: list[str]) -> dict[str, str]:
     values: dict[str, str] = {}
-    for word in words:
-        key, _, value = word.partition("=")
+    for term in terms:
+        key, _, value = term.partition("=")
         if key not in _FIELD_BY_KEY and key != "arch":
             raise BadInput(
-                f"unknown parameter {word!r} of a random model. "
+                f"unknown parameter {term!r} of a random model. "
                 f"Known: arch, {', '.join(_FIELD_BY_KEY)}."
             )
         values[key] = value
@@ -188,7 +188,7 @@ def _parameters(words: list[str]) -> dict[str, str]:
 
 def _positive(key: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise BadInput(f"{key}={value} makes no model. Give a whole number of at least 1.")
+        raise BadInput(f"{key}={value} is invalid. Give a whole number of at least 1.")
     return int(value)
 
 

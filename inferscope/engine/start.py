@@ -1,8 +1,8 @@
-"""Starts a process that runs a model: `python -m inferscope.engine.start MODULE ARGUMENT...`.
+"""Entry point of a model's process: `python -m inferscope.engine.start MODULE ARGUMENT...`.
 
-What torch's import leaves, 170,000 objects, stays to the end. Without this module they are searched
-for garbage while they are imported (0.2 s), by each full search in the midst of steps (0.1 s), and
-once more when Python ends (0.5 s).
+The 170,000 objects of torch's import live until the process exits. Without this module, garbage
+collection scans them during the import (0.2 s), in each full collection between steps (0.1 s), and
+once more at exit (0.5 s).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Import within the context; exempt all objects that exist at its end from searches."""
+    """Disable garbage collection within the context, and exempt all objects alive at its end."""
     gc.disable()
     try:
         yield
@@ -26,7 +26,7 @@ def imports_that_stay() -> Iterator[None]:
 
 
 def main() -> int:
-    """Import the module that the first argument names, and run its `main` with the others."""
+    """Import the module named by the first argument and run its `main` with the rest."""
     del sys.argv[0]
     with imports_that_stay():
         module = importlib.import_module(sys.argv[0])

@@ -1,4 +1,4 @@
-"""The engine's plain counters, as its server's `/metrics` shows them."""
+"""Counters of the engine for its server's `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from inferscope.engine.request import Finish
 
 
 class EngineStats(msgspec.Struct, array_like=True):
-    """Totals since the start, and the state between two steps.
+    """Totals since the engine's start, and its state between two steps.
 
     Attributes:
-        finished: requests by the reason of their end; every reason is there.
-        prompt_tokens: of requests admitted for the first time, cached ones included.
-        cached_tokens: of these, found in the prefix cache.
-        generated_tokens: sampled.
-        preemptions: requests that lost their KV blocks.
-        steps: steps run, failed ones included.
-        failed_steps: steps that raised; their requests ended with an error.
-        blocks_cached: KV blocks that no request holds and a prompt can still find.
+        finished: number of ended requests by finish reason; every reason has an entry.
+        prompt_tokens: prompt tokens of requests at their first admission, cached included.
+        cached_tokens: prompt tokens found in the prefix cache.
+        generated_tokens: sampled tokens.
+        preemptions: number of evictions of requests from the KV pool.
+        steps: number of steps, failed ones included.
+        failed_steps: number of steps that raised; their requests ended with an error.
+        blocks_cached: published KV blocks that no request holds.
     """
 
     finished: dict[str, int] = msgspec.field(

@@ -1,9 +1,8 @@
-"""The reference engine's step times on one model, by what is in the step.
+"""Measured step times of the reference engine on one model, by batch composition.
 
-Real steps of the real engine, under a load that spans what steps are made of: prompts of all
-lengths alone, in chunks behind a context, beside decodes; decodes of few and of many requests, at
-short and at long contexts. Timed are the model's run and the choice of tokens, as the probe times
-them, on a device that nobody else asks for anything.
+The load spans the batches that occur: prompts of all lengths alone, in chunks after a context, and
+with decodes; decodes of few and of many requests, at short and at long contexts. A step time covers
+the forward pass and the sampling, as the probe measures it, on an otherwise idle device.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from inferscope.probe import Probe
 
 _OUTPUT_TOKENS = 16
 _LOAD_BUDGETS = 8
-"""Prompts of one load, in steps' token budgets: more would be the same prefill again and again."""
+"""Maximum prompt tokens of one load, in token budgets; more would repeat the same prefill."""
 _POOL_SHARE = 2
-"""Of the KV pool's tokens, a half at most is asked for at once: nothing shall be preempted."""
+"""Divisor of the pool's tokens: a load uses at most half, so that nothing is preempted."""
 
 
 class StepTime(NamedTuple):
-    """One step: what each request computed, and how long all took together.
+    """Composition and duration of one step.
 
     Attributes:
-        tokens: [requests].
-        contexts: [requests], cached before.
-        sampled: [requests], rows of logits.
-        took_ns: on the device.
+        tokens: [requests], tokens computed.
+        contexts: [requests], tokens in the KV cache before the step.
+        sampled: [requests], number of rows of logits.
+        took_ns: device time.
     """
 
     tokens: list[int]
@@ -49,18 +48,18 @@ class StepTime(NamedTuple):
 
 
 class TimedRunner:
-    """Runs steps and keeps their times; cold ones are left out."""
+    """Runner of steps that keeps their times, cold steps excluded."""
 
     is_asynchronous = False
 
     def __init__(self, runner: Runner, device: torch.device) -> None:
-        """Take the runner, and where its model is."""
+        """Wrap a runner whose model is on `device`."""
         self.taken: list[StepTime] = []
         self._runner = runner
         self._device = device
 
     def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step."""
+        """Run a step and keep its time."""
         batch = self._runner.prepare(plan)
         self._wait()
         start_ns = time.perf_counter_ns()
@@ -80,7 +79,7 @@ class TimedRunner:
         return batch.sampled, tokens.tolist()
 
     def close(self) -> None:
-        """Give the runner up."""
+        """Close the wrapped runner."""
         self._runner.close()
 
     def _wait(self) -> None:
@@ -89,9 +88,9 @@ class TimedRunner:
 
 
 def measure_steps(model: Model, options: EngineOptions, *, seconds: float) -> list[StepTime]:
-    """Return the times of warm steps, measured for about so many seconds.
+    """Return the times of warm steps, measured for about `seconds` seconds.
 
-    Each look at the grid of loads is in another order, so that whatever the time allows spans it.
+    Each pass over the grid of loads has another order, so that an incomplete pass spans it too.
     """
     num_blocks = pool_blocks(model, options)
     runner = TimedRunner(Runner.of(model, options, num_blocks=num_blocks), model.device)
@@ -116,7 +115,7 @@ def measure_steps(model: Model, options: EngineOptions, *, seconds: float) -> li
 
 
 def _grid(engine: Engine, options: EngineOptions, *, most_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield numbers of requests and lengths of prompts: powers of two, as far as they go."""
+    """Yield pairs of request count and prompt tokens, in powers of two within the limits."""
     longest = engine.max_model_tokens - _OUTPUT_TOKENS
     num_requests = 1
     while num_requests <= options.max_running:

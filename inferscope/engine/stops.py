@@ -1,6 +1,6 @@
-"""Stop strings: found across tokens, never shown.
+"""Search for stop strings across tokens.
 
-Text that could be the beginning of a stop string is held back until the next text decides.
+Text that could begin a stop string is held back until the next text decides.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 
 class StopSearch:
-    """Looks for stop strings in a text that grows.
+    """Search for stop strings in a growing text.
 
     Attributes:
-        is_found: one was there; the text has ended before it.
+        is_found: whether a stop string was found; the text ends before it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Take the strings, none of which is empty."""
+        """Set the stop strings, none of them empty."""
         assert all(stops), "an empty stop string would stop everything"
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
@@ -24,7 +24,7 @@ class StopSearch:
         self.is_found = False
 
     def push(self, text: str) -> str:
-        """Add text and return what is certain not to belong to a stop string."""
+        """Add text and return the text that cannot belong to a stop string."""
         if self.is_found:
             return ""
         text = self._held + text
@@ -37,12 +37,12 @@ class StopSearch:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return what is held back: no more text comes."""
+        """Return the text held back; call it at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _num_open(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest suffix that is a prefix of a stop string."""
         for num in range(min(len(text), self._longest - 1), 0, -1):
             end = text[len(text) - num :]
             if any(stop.startswith(end) for stop in self._stops):

@@ -1,7 +1,7 @@
-"""Text to token ids and back, and text that grows as tokens arrive.
+"""Conversion between text and token ids, whole or as tokens arrive.
 
-A token may end in the middle of a UTF-8 character. `TextStream` holds such a tail back until the
-character is whole, so that what it emits can be written to a client as it is.
+A token may end within a UTF-8 character. `TextStream` holds such a tail back until the character is
+complete, so that its output can be written to a client.
 """
 
 from __future__ import annotations
@@ -16,56 +16,57 @@ import tokenizers
 
 from inferscope.errors import BadInput
 
-# What a decoder puts in place of bytes that are not UTF-8, half a character among them.
+# A decoder replaces bytes that are not UTF-8, including half a character, by this.
 _REPLACEMENT = "\ufffd"
-# The most that can still become text: a decoder with byte fallback shows a whole run of bytes as
-# broken while its last character is, and a run seen here is one character and part of the next.
+# A longer broken run cannot become text: a decoder with byte fallback shows a whole run of bytes as
+# broken while its last character is incomplete, and such a run is at most one character and part of
+# the next.
 _MAX_BROKEN = 7
-# Tokens without a text (special ones, which some models repeat for ever after their end) are kept
-# up to this number: each token decodes again all that are held back.
+# Tokens without text (special tokens, which some models repeat after their end) are kept up to this
+# number, because each new token decodes all held tokens again.
 _MAX_HELD = 8
 
 
 Sections: TypeAlias = tuple[tuple[str, int], ...]
-"""Of a text, or of its tokens: names, and how much of it each has, in order."""
+"""Names and lengths of consecutive sections of a text, in characters or tokens."""
 
 
 class Tokenizer(Protocol):
-    """What the engine's front ends need of a tokenizer."""
+    """Interface of a tokenizer for the engine's front ends."""
 
     @property
     def num_tokens(self) -> int:
-        """Ids are below this."""
+        """Number of token ids; all ids are below it."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the text's tokens, special tokens recognised, none added."""
+        """Return the text's tokens; special tokens in it are recognized, none are added."""
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's tokens."""
 
     def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the text's tokens, and how many of them begin before each cut.
+        """Return the text's tokens and, for each cut, how many of them begin before it.
 
         Args:
-            text: to encode.
-            cuts: positions in it, in characters, ascending.
+            text: text to encode.
+            cuts: ascending character positions in the text.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the tokens' text without special tokens; broken characters become U+FFFD."""
+        """Return the tokens' text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
 
 def encode_sections(
     tokenizer: Tokenizer, text: str, sections: Sections
 ) -> tuple[list[int], Sections]:
-    """Return a text's tokens, and how many of them each section has; they sum to all.
+    """Return a text's tokens and the sections in tokens, which sum to all tokens.
 
-    A token belongs to the section that it begins in.
+    A token belongs to the section in which it begins.
 
     Args:
-        tokenizer: of the model.
-        text: to encode, as a whole: sections are tokenised together as the model reads them.
-        sections: of the text, in characters, all of it.
+        tokenizer: tokenizer of the model.
+        text: text to encode; it is tokenized as a whole, as the model reads it.
+        sections: sections that cover the text, in characters.
     """
     ends = list(accumulate(length for _, length in sections))
     ids, counts = tokenizer.encode_cut(text, ends[:-1])
@@ -77,10 +78,10 @@ def encode_sections(
 
 
 class FileTokenizer:
-    """A Hugging Face `tokenizer.json`.
+    """Tokenizer read from a Hugging Face `tokenizer.json`.
 
-    Ids beyond the file's own are folded into it, so that a random model with a larger vocabulary
-    still writes visible text.
+    Larger ids are taken modulo its number of tokens, so that a random model with a larger
+    vocabulary still produces visible text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,21 +97,21 @@ class FileTokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Ids are below this."""
+        """Number of token ids; all ids are below it."""
         return int(self._inner.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        """Return the text's tokens, special tokens recognised, none added."""
+        """Return the text's tokens; special tokens in it are recognized, none are added."""
         (ids,) = self.encode_all([text])
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's tokens."""
-        # As a batch: only that lets other threads run meanwhile, which is a second for a megabyte.
+        # Only batch encoding releases the GIL, and a megabyte takes a second.
         return [encoded.ids for encoded in self._encoded(texts)]
 
     def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the text's tokens, and how many of them begin before each cut."""
+        """Return the text's tokens and, for each cut, how many of them begin before it."""
         (encoded,) = self._encoded([text])
         ids: list[int] = encoded.ids
 
@@ -124,14 +125,14 @@ class FileTokenizer:
         return self._inner.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the tokens' text without special tokens; broken characters become U+FFFD."""
+        """Return the tokens' text without special tokens; invalid UTF-8 becomes U+FFFD."""
         num_tokens = self.num_tokens
         text: str = self._inner.decode([token % num_tokens for token in ids])
         return text
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte, for models too small for a vocabulary of words."""
+    """Tokenizer with one token per UTF-8 byte, for small vocabularies."""
 
     num_tokens = 256
 
@@ -144,17 +145,17 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the text's UTF-8 bytes, and how many of them stand before each cut."""
+        """Return the text's UTF-8 bytes and, for each cut, how many of them precede it."""
         widths = (len(text[a:b].encode()) for a, b in pairwise([0, *cuts]))
         return self.encode(text), list(accumulate(widths))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the bytes as text, ids beyond a byte folded into one."""
+        """Return the bytes as text; larger ids are taken modulo 256."""
         return bytes(token % 256 for token in ids).decode(errors="replace")
 
 
 class TextStream:
-    """The text of a growing sequence of tokens, in pieces that never end within a character."""
+    """Text of a growing token sequence, in pieces of whole characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -162,11 +163,11 @@ class TextStream:
         self._num_emitted = 0
 
     def push(self, ids: Iterable[int]) -> str:
-        """Add tokens and return the text that they complete, which may be empty."""
+        """Add tokens and return the text that they complete; it may be empty."""
         return "".join(self._add(token) for token in ids)
 
     def finish(self) -> str:
-        """Return what is held back, broken as it is."""
+        """Return the text held back, with incomplete characters replaced."""
         held = self._held()
         self._num_emitted = len(self._ids)
         return held
@@ -185,7 +186,7 @@ class TextStream:
         return held
 
     def _held(self) -> str:
-        # Decoded together with the tokens emitted last, because a decoder may treat the first token
-        # of a text differently (the space that SentencePiece drops).
+        # Decoded with the previous tokens, because a decoder may treat the first token of a text
+        # differently (SentencePiece drops its space).
         shown = self._tokenizer.decode(self._ids[: self._num_emitted])
         return self._tokenizer.decode(self._ids)[len(shown) :]

@@ -1,4 +1,4 @@
-"""Observing a reference engine that somebody has made without a probe."""
+"""Observation of a reference engine that was created without a probe."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from inferscope.errors import BadInput
 from inferscope.probe import Probe
 
 
-class Watch:
-    """An engine's probe, until it is closed."""
+class EngineHandle:
+    """Handle of an observed engine; closing it ends the observation."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._before = engine.probe
+        self._previous_probe = engine.probe
         self._probe = engine.probe = Probe.open(
             describe(engine, name="reference"), timer=step_timer(engine.model.device)
         )
 
     @property
     def path(self) -> Path | None:
-        """The ring that is written."""
+        """Path of the ring; None if nothing is recorded."""
         return self._probe.path
 
     def close(self) -> None:
-        """Give the engine back the probe that it had."""
+        """Restore the engine's previous probe."""
         if self._engine.probe is self._probe:
-            self._engine.probe = self._before
+            self._engine.probe = self._previous_probe
         self._probe.close()
 
 
-def watch(subject: object) -> Watch:
-    """Observe an engine.
+def watch(subject: object) -> EngineHandle:
+    """Observe an engine and return its handle.
 
     Raises:
-        BadInput: it is none, or serves requests, which nobody has introduced to a probe.
+        BadInput: the subject is not an engine, or requests are running that no probe knows.
     """
     if not isinstance(subject, Engine):
         raise BadInput(f"{type(subject).__name__} cannot be observed. Give an engine, or a model.")
     if subject.has_work:
         raise BadInput(
-            "the engine has requests under way. Observe it before its first one, or between two."
+            "the engine has running requests. Observe it before its first one, or between two."
         )
-    return Watch(subject)
+    return EngineHandle(subject)

@@ -1,6 +1,6 @@
-"""Weights as the forward pass wants them: query, key and value fused, gate and up fused.
+"""Weights in the layout of the forward pass: fused query, key and value; fused gate and up.
 
-A fused matrix is one product instead of three, which on small batches is most of a layer's cost.
+A fused matrix needs one product instead of three, which on small batches is most of a layer's cost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def dtype_name(dtype: torch.dtype) -> DtypeName:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One transformer layer.
+    """Weights of one transformer layer.
 
     Attributes:
         attention_norm: [hidden]
@@ -59,7 +59,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """A whole model; `head` is `embedding` itself when they are tied. Both [vocab, hidden]."""
+    """Weights of a model; `head` is `embedding` if they are tied. Both [vocab, hidden]."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -70,10 +70,10 @@ class ModelWeights:
 def load_weights(
     folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
-    """Load a Hugging Face checkpoint, in one safetensors file or sharded.
+    """Load the weights of a Hugging Face checkpoint from safetensors files.
 
     Raises:
-        BadInput: If there are no safetensors, or their tensors are not those of the configuration.
+        BadInput: safetensors are missing, or their tensors do not match the configuration.
     """
     with ExitStack() as files:
         checkpoint = _Checkpoint(folder, files)
@@ -82,7 +82,7 @@ def load_weights(
         def source(name: str) -> Tensor:
             loaded = checkpoint.tensor(name)
             if not torch.stack(loaded.aminmax()).isfinite().all():
-                raise BadInput(f"{folder}: {name} holds values that are no numbers. Repair it.")
+                raise BadInput(f"{folder}: {name} holds infinite or NaN values. Download it again.")
             return loaded.to(device=device, dtype=dtype)
 
         return _assemble(config, source)
@@ -91,9 +91,9 @@ def load_weights(
 def random_weights(
     config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device
 ) -> ModelWeights:
-    """Draw seeded weights, scaled so that activations keep their size through the layers.
+    """Draw seeded weights, scaled so that activations keep their magnitude across layers.
 
-    One seed gives the same numbers in every dtype, up to rounding.
+    A seed gives the same numbers in every dtype, up to rounding.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     shapes = _tensor_shapes(config)
@@ -144,7 +144,7 @@ def _layer(config: ModelConfig, layer_idx: int, source: TensorSource) -> LayerWe
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a checkpoint, in the order of the model."""
+    """Return the tensor shapes of a checkpoint by name, in the order of the model."""
     query = config.num_heads * config.head_dim
     key = config.num_kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (config.hidden,)}
@@ -179,7 +179,7 @@ _READ_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 class _Checkpoint:
-    """The safetensors files of one folder, opened when first needed, closed with `files`."""
+    """Safetensors files of a folder, opened on first use and closed with `files`."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder = folder
@@ -188,15 +188,15 @@ class _Checkpoint:
         self._opened: dict[str, Any] = {}
 
     def check(self, config: ModelConfig) -> None:
-        """Compare the files' headers with the configuration.
+        """Check the files' headers against the configuration.
 
         Raises:
-            BadInput: a tensor is missing, has another shape or dtype, or is not part of the model.
+            BadInput: a tensor is missing, unknown, or of another shape or dtype.
         """
         expected = _tensor_shapes(config)
         wrong = [text for name, shape in expected.items() if (text := self._wrong(name, shape))]
         for name in self._file_by_tensor:
-            # The first stands beside the embedding that it is tied to, the other is computed.
+            # lm_head duplicates a tied embedding, and inv_freq is computed.
             is_known = name in expected or (name == "lm_head.weight" and config.is_tied)
             if not is_known and not name.endswith("rotary_emb.inv_freq"):
                 wrong.append(f"the tensor {name} is not part of that model")
@@ -204,22 +204,22 @@ class _Checkpoint:
             more = f" ({len(wrong) - 1} more tensors are wrong)" if len(wrong) > 1 else ""
             raise BadInput(
                 f"{self._folder} does not hold the weights of the model in its config.json: "
-                f"{wrong[0]}{more}. One of them is of another model, or damaged: download both."
+                f"{wrong[0]}{more}. Download both again: one is damaged or of another model."
             )
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor that `check` has found."""
+        """Return a tensor; `check` has validated its name."""
         loaded: Tensor = self._open(name).get_tensor(name)
         return loaded
 
     def _wrong(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return what is wrong with a tensor, empty if nothing is."""
+        """Return the mismatch of a tensor as text; empty if it matches."""
         missing = f"the tensor {name} of shape {shape} is missing"
         if name not in self._file_by_tensor:
             return missing
         try:
             stored = self._open(name).get_slice(name)
-        except SafetensorError:  # the index names a file that does not have it
+        except SafetensorError:  # the index names a file without this tensor
             return missing
         found = tuple(stored.get_shape())
         if found != shape:

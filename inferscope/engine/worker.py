@@ -1,8 +1,8 @@
-"""A worker: a process that holds the weights and the KV pool, and runs what another one plans.
+"""The worker: a process that holds the weights and the KV pool, and runs the step loop's plans.
 
-It keeps its own picture of the seated requests and runs the same `Runner` as an engine in one
-process. Its ring holds the spans of the steps, the loop's all else; they meet by the number of the
-step, which rides on the message, and by the digest of what was computed.
+It mirrors the admitted requests and uses the same `Runner` as an in-process engine. Its ring holds
+the step spans; the step loop's ring holds all other records. The step number in each message and
+the digest of the computed slices join the two.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe_model, load_model
 from inferscope.engine.remote import (
+    AdmittedRequest,
     Done,
-    Part,
     Ready,
-    Refused,
-    Seated,
-    Setting,
-    Work,
+    SliceSpec,
+    StepWork,
+    WorkerFailure,
+    WorkerSettings,
     decode_work,
     encode,
 )
@@ -41,19 +41,19 @@ from inferscope.records import RequestIndex
 
 
 class Worker:
-    """Runs the work that comes, on its own picture of the seated requests."""
+    """Executor of step work on a mirror of the admitted requests."""
 
     def __init__(self, runner: Runner, probe: Probe) -> None:
         self._runner = runner
         self._probe = probe
-        self._by_seat: dict[int, Request] = {}
+        self._by_sequence_slot: dict[int, Request] = {}
         self._prefill_end: dict[int, int] = {}
-        """By seat: where decoding begins, or goes on after a preemption."""
+        """Position of the first decode by sequence slot, counted anew after a preemption."""
 
-    def run(self, work: Work) -> Done:
-        """Run one step."""
-        admitted = [self._seat(seated) for seated in work.seated]
-        slices = [self._slice(part) for part in work.parts]
+    def run(self, work: StepWork) -> Done:
+        """Run one step and return its sampled tokens."""
+        admitted = [self._admit(admitted) for admitted in work.admitted]
+        slices = [self._slice(part) for part in work.slices]
         plan = Plan(
             slices=slices,
             num_tokens=sum(part.num_tokens for part in slices),
@@ -71,33 +71,35 @@ class Worker:
             )
 
         sampled, tokens = self._runner.run(work.step, plan, self._probe, launched)
-        place_of = {part.request.seat: place for place, part in enumerate(slices)}
+        index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
         for part, token in zip(sampled, tokens, strict=True):
             part.request.tokens.append(token)
-        return Done([place_of[part.request.seat] for part in sampled], tokens)
+        return Done([index_of[part.request.sequence_slot] for part in sampled], tokens)
 
     def _prefill_tokens(self, part: Slice) -> int:
-        left = self._prefill_end[part.request.seat] - part.context
+        left = self._prefill_end[part.request.sequence_slot] - part.context
         return max(0, min(part.num_tokens, left))
 
-    def _seat(self, seated: Seated) -> Request:
-        # Who comes back has computed all but the last token before.
-        self._prefill_end[seated.seat] = max(seated.num_prompt, len(seated.tokens) - 1)
-        request = self._by_seat[seated.seat] = Request(
-            index=RequestIndex(seated.index),
+    def _admit(self, admitted: AdmittedRequest) -> Request:
+        # A resumed request had computed all tokens but the last.
+        self._prefill_end[admitted.sequence_slot] = max(
+            admitted.num_prompt, len(admitted.tokens) - 1
+        )
+        request = self._by_sequence_slot[admitted.sequence_slot] = Request(
+            index=RequestIndex(admitted.index),
             request_id="",
-            tokens=seated.tokens,
-            num_prompt=seated.num_prompt,
-            max_tokens=seated.sampling.max_tokens,
-            sampling=seated.sampling,
-            stop_ids=frozenset(seated.stop_ids),
-            seed=seated.seed,
-            seat=seated.seat,
+            tokens=admitted.tokens,
+            num_prompt=admitted.num_prompt,
+            max_tokens=admitted.sampling.max_tokens,
+            sampling=admitted.sampling,
+            stop_ids=frozenset(admitted.stop_ids),
+            seed=admitted.seed,
+            sequence_slot=admitted.sequence_slot,
         )
         return request
 
-    def _slice(self, part: Part) -> Slice:
-        request = self._by_seat[part.seat]
+    def _slice(self, part: SliceSpec) -> Slice:
+        request = self._by_sequence_slot[part.sequence_slot]
         request.blocks += part.blocks
         return Slice(
             request=request,
@@ -108,35 +110,35 @@ class Worker:
 
 
 def main() -> int:
-    """Run until the step loop's end of the pipe is closed; return the process's exit code."""
+    """Run until the step loop closes its end of the pipe; return the process's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us ends us by the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by the pipe
     pipe = Connection(int(sys.argv[1]))
-    setting = msgspec.json.decode(sys.argv[2], type=Setting)
-    options = setting.options
+    settings = msgspec.json.decode(sys.argv[2], type=WorkerSettings)
+    options = settings.options
     torch.set_num_threads(options.num_threads)
     try:
-        model = load_model(setting.model, options)
+        model = load_model(settings.model, options)
         num_blocks = pool_blocks(model, options)
     except InferScopeError as error:
-        pipe.send_bytes(encode(Refused(str(error))))
+        pipe.send_bytes(encode(WorkerFailure(str(error))))
         return error.exit_code
     runner = Runner.of(model, options, num_blocks=num_blocks)
-    options = replace(options, num_blocks=num_blocks)  # as the step loop describes it
-    info = describe_model(model, options, name=setting.model, num_blocks=num_blocks)
+    options = replace(options, num_blocks=num_blocks)  # as in the step loop's own description
+    info = describe_model(model, options, name=settings.model, num_blocks=num_blocks)
     probe = Probe.open(info, role="worker", timer=step_timer(model.device))
     ready = Ready(
         model.config, dtype_name(model.dtype), str(model.device), model.num_positions, num_blocks
     )
     pipe.send_bytes(encode(ready))
     worker = Worker(runner, probe)
-    with contextlib.suppress(EOFError, OSError):  # the step loop is gone
+    with contextlib.suppress(EOFError, OSError):  # the step loop has exited
         while True:
             work = decode_work(pipe.recv_bytes())
             try:
-                done: Done | Refused = worker.run(work)
-            except Exception as error:  # it costs the requests of the step, not the worker
-                done = Refused(f"{type(error).__name__}: {error}")
+                done: Done | WorkerFailure = worker.run(work)
+            except Exception as error:  # only the requests of the step end
+                done = WorkerFailure(f"{type(error).__name__}: {error}")
             pipe.send_bytes(encode(done))
     probe.close()
     return 0

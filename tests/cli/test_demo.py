@@ -184,7 +184,7 @@ def test_prompts_are_recorded_nowhere(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async def ask() -> str:
         front_end.start()
-        parts = [d.text async for d in front_end.ask(canary, Sampling(max_tokens=12))]
+        parts = [d.text async for d in front_end.generate(canary, Sampling(max_tokens=12))]
         front_end.close()
         return "".join(parts)
 

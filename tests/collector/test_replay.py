@@ -36,7 +36,7 @@ async def _serve(front_end: FrontEnd) -> None:
         got = 0
         prompt = "word " * (3 + 7 * number % 40)
         sections = (("system", 9), ("user", len(prompt) - 9)) if number % 2 else ()
-        async for _ in front_end.ask(prompt, sampling, sections=sections):
+        async for _ in front_end.generate(prompt, sampling, sections=sections):
             got += 1
             if number % 7 == 6 and got == 2:
                 return  # the client leaves

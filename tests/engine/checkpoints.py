@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every architecture, as transformers saves them, and prompts."""
+"""Small random checkpoints of every architecture, saved by transformers, and prompts."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MODELS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""What transformers calls the architectures, of which the first does not tie its embeddings."""
+"""Model types of transformers; the first does not tie its embeddings."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved model, and transformers' own copy of it to compare with."""
+    """A saved model, and transformers' instance of it as the reference."""
 
     folder: Path
     reference: Any
 
 
 def randomise(model: Any, seed: int = 0) -> Any:
-    """Give every weight a value that matters: biases and norms too, which start as 0 and 1."""
+    """Set every weight to a random value, including biases and norms, which start as 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator)
@@ -47,7 +47,7 @@ def randomise(model: Any, seed: int = 0) -> Any:
 
 def build(name: str) -> Any:
     """Return a new model of the architecture."""
-    import transformers  # three seconds of each test worker, most of which never come here
+    import transformers  # takes three seconds, and most test workers do not need it
 
     settings = {**_SHAPE, "tie_word_embeddings": name != "llama"}
     config = getattr(transformers, f"{MODELS[name]}Config")(**settings)
@@ -55,7 +55,7 @@ def build(name: str) -> Any:
 
 
 def prompts(num: int, *, vocab: int, seed: int = 0) -> list[list[int]]:
-    """Return prompts of mixed lengths, every second one behind the same 48 tokens."""
+    """Return prompts of mixed lengths; every second one starts with the same 48 tokens."""
     draw = random.Random(seed)
     shared = [draw.randrange(vocab) for _ in range(48)]
     return [

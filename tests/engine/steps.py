@@ -1,4 +1,4 @@
-"""A scheduler without an engine around it, and a model that always says 0."""
+"""Helpers for a scheduler without an engine, with a model that always returns token 0."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_scheduler(
 
 
 def commit(scheduler: Scheduler, plan: Plan) -> None:
-    """Account for a plan as the engine does, with a model that always says 0."""
+    """Commit a plan as the engine does, with token 0 as every sampled token."""
     for part in plan.slices:
         scheduler.advance(part)
         if part.is_sampled:

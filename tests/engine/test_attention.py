@@ -13,7 +13,7 @@ NUM_BLOCKS = 64
 
 
 class Dense:
-    """Every request's keys and values in full, attended over one query at a time."""
+    """Dense attention over each request's keys and values, one query at a time."""
 
     def __init__(self, num_requests: int) -> None:
         empty = torch.empty(0, CONFIG.num_kv_heads, CONFIG.head_dim)
@@ -37,7 +37,7 @@ class Dense:
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_paged_attention_equals_dense_attention(is_shuffled: bool) -> None:
-    """Steps of chunks, single tokens, both, one request alone, and equally long requests."""
+    """Cover chunks, single tokens, both, a single request, and requests of equal length."""
     torch.manual_seed(0)
     paged = PagedAttention(
         CONFIG,

@@ -16,7 +16,7 @@ from inferscope.errors import BadInput
 MODEL = load_model("random:tiny", EngineOptions(dtype="float32"))
 LONGEST = MODEL.config.max_positions
 TOKEN_BYTES = MODEL.config.kv_token_bytes(4)
-"""2048 positions of 512 bytes."""
+"""KV bytes of a sequence: 2048 positions of 512 bytes."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +72,9 @@ def refused(**given: Any) -> str:
     options = EngineOptions(**given)
     with pytest.raises(BadInput) as caught:
         check_length(MODEL, options, pool_blocks(MODEL, options))
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def test_pool_too_small_for_one_sequence_is_refused_with_the_arithmetic() -> None:
@@ -96,7 +96,7 @@ def test_length_beyond_the_models_is_refused_with_the_arithmetic() -> None:
     )
 
 
-def test_length_that_the_memory_does_not_hold_is_refused_only_if_it_was_asked_for(
+def test_length_beyond_the_memory_is_rejected_only_if_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_memory(tmp_path, monkeypatch, kb=2_000)
@@ -106,7 +106,7 @@ def test_length_that_the_memory_does_not_hold_is_refused_only_if_it_was_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (
             {"num_blocks": 10**6},
@@ -119,10 +119,10 @@ def test_length_that_the_memory_does_not_hold_is_refused_only_if_it_was_asked_fo
     ],
 )
 def test_pool_beyond_the_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, int], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, int], message: str
 ) -> None:
     give_memory(tmp_path, monkeypatch, kb=2_000)
-    with pytest.raises(BadInput, match=re.escape(said)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         load_engine("random:tiny", EngineOptions(dtype="float32", **given))  # type: ignore[arg-type]
 
 

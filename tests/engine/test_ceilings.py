@@ -14,8 +14,8 @@ from inferscope.engine.steptimes import measure_steps
 CPU = torch.device("cpu")
 
 
-class MadeUpStopwatch:
-    """A device whose work takes as long as the test says, call after call."""
+class ScriptedStopwatch:
+    """Stopwatch that returns the given durations, one per call."""
 
     def __init__(self, seconds: list[float]) -> None:
         self.left = seconds
@@ -26,14 +26,14 @@ class MadeUpStopwatch:
         return num * (self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def test_the_best_batch_counts_and_batches_are_long_enough_for_the_clock() -> None:
-    device = MadeUpStopwatch([1e-3, 1e-3, 4e-3, 5e-4, 9e-3])
+def test_best_batch_is_reported_and_batches_exceed_the_clock_resolution() -> None:
+    device = ScriptedStopwatch([1e-3, 1e-3, 4e-3, 5e-4, 9e-3])
     assert best_s(lambda: None, device, budget_s=0.01) == 5e-4
     assert device.num_calls >= 2 + 20, "20 ms at a millisecond each"
 
 
-def test_rates_of_this_machine_are_possible_ones() -> None:
-    """A copy moves twice what a read does, so neither can be ten times the other's rate."""
+def test_rates_of_this_machine_are_plausible() -> None:
+    """A copy moves twice the bytes of a read, so neither rate can be ten times the other."""
     ceilings = measure_ceilings(CPU, seconds=0.5)
     assert 1e8 < ceilings.copy_bytes_s < 1e13
     assert 0.1 < ceilings.copy_bytes_s / ceilings.read_bytes_s < 10
@@ -41,7 +41,7 @@ def test_rates_of_this_machine_are_possible_ones() -> None:
     assert 1e-8 < ceilings.launch_s < 1e-3
 
 
-def test_work_that_fails_is_not_timed_as_if_it_had_been_done() -> None:
+def test_failing_work_has_no_rate() -> None:
     def fail() -> None:
         raise RuntimeError("no kernel")
 
@@ -49,7 +49,7 @@ def test_work_that_fails_is_not_timed_as_if_it_had_been_done() -> None:
         best_s(fail, HostStopwatch(), budget_s=0.01)
 
 
-def test_measured_steps_span_what_steps_are_made_of() -> None:
+def test_measured_steps_span_prefills_decodes_and_mixed_batches() -> None:
     options = EngineOptions(
         token_budget=32, max_running=4, num_blocks=64, prefix_cache=False, dtype="float32"
     )
@@ -68,7 +68,7 @@ def test_measured_steps_span_what_steps_are_made_of() -> None:
     assert any(1 in step.tokens and max(step.tokens) > 1 for step in times), "mixed"
 
 
-def test_auto_is_a_gpu_where_there_is_one() -> None:
+def test_auto_device_is_a_gpu_if_present() -> None:
     is_cuda = torch.cuda.is_available()
     device = find_device("auto")
     assert device.type == ("cuda" if is_cuda else "cpu")

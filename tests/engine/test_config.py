@@ -70,7 +70,7 @@ def test_rope_is_read_from_old_and_new_keys(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "no architecture"),
@@ -97,15 +97,15 @@ def test_rope_is_read_from_old_and_new_keys(
         ({"rope_scaling": [8]}, "cannot read"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], words: str
+def test_unsupported_feature_is_rejected_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         read_checkpoint_config(write(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("stops", [-1, [2, 512, 99_999_999]])
-def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path, stops: Any) -> None:
+def test_end_tokens_outside_the_vocabulary_are_dropped(tmp_path: Path, stops: Any) -> None:
     config = read_checkpoint_config(write(tmp_path, eos_token_id=stops))
     assert config.eos_token_ids == ((2,) if isinstance(stops, list) else ())
 
@@ -115,13 +115,13 @@ def test_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
         read_checkpoint_config(tmp_path)
 
 
-def test_broken_config_is_said_to_be_broken(tmp_path: Path) -> None:
+def test_broken_config_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BadInput, match="cannot read"):
         read_checkpoint_config(tmp_path)
 
 
-def test_config_without_a_size_is_said_to_lack_it(tmp_path: Path) -> None:
+def test_missing_size_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({key: value for key, value in LLAMA.items() if key != "vocab_size"})
     )

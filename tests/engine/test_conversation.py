@@ -13,7 +13,7 @@ def conversation(stops: Sequence[str] = (), min_tokens: int = 0) -> Conversation
     )
 
 
-def test_what_a_slow_client_has_not_taken_comes_in_one_piece() -> None:
+def test_undelivered_text_is_merged_for_a_slow_client() -> None:
     talk = conversation()
     talk.push(list(b"one "), None)
     talk.push(list(b"two"), "length")
@@ -23,7 +23,7 @@ def test_what_a_slow_client_has_not_taken_comes_in_one_piece() -> None:
     assert talk.take() is None
 
 
-def test_a_stop_string_across_tokens_ends_the_text_and_asks_the_engine_to_stop() -> None:
+def test_stop_string_across_tokens_ends_the_text_and_sets_is_cut() -> None:
     talk = conversation(["STOP"])
     for byte in b"go STO":
         talk.push([byte], None)
@@ -38,7 +38,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_asks_the_engine_to_stop()
     assert talk.take() is None
 
 
-def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_delivered_at_the_end() -> None:
     talk = conversation(["STOP"])
     talk.push(list(b"go ST"), None)
     delivery = talk.take()
@@ -51,7 +51,7 @@ def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
     assert not talk.is_cut
 
 
-def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
+def test_stop_strings_are_ignored_in_the_first_min_tokens() -> None:
     talk = conversation(["a"], min_tokens=3)
     talk.push(list(b"aaab"), None)
     talk.push(list(b"a"), None)

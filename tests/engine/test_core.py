@@ -23,7 +23,7 @@ Build = Callable[..., Engine]
 
 
 class Spy(Probe):
-    """Remembers every call, in order, with the step's or the request's number first."""
+    """Probe that keeps every call in order, with the number of its step or request."""
 
     on = True
     hidden = contextlib.nullcontext()  # type: ignore[assignment]
@@ -31,52 +31,52 @@ class Spy(Probe):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, dict[str, Any]]] = []
 
-    def queued(self, request_id: str, **told: Any) -> Any:
+    def queued(self, request_id: str, **fields: Any) -> Any:
         index = sum(name == "queued" for name, _, _ in self.calls)
-        self._note("queued", index, {"request_id": request_id, **told})
+        self._note("queued", index, {"request_id": request_id, **fields})
         return index
 
-    def admitted(self, index: int, **told: Any) -> None:
-        self._note("admitted", index, told)
+    def admitted(self, index: int, **fields: Any) -> None:
+        self._note("admitted", index, fields)
 
-    def preempted(self, index: int, **told: Any) -> None:
-        self._note("preempted", index, told)
+    def preempted(self, index: int, **fields: Any) -> None:
+        self._note("preempted", index, fields)
 
-    def resumed(self, index: int, **told: Any) -> None:
-        self._note("resumed", index, told)
+    def resumed(self, index: int, **fields: Any) -> None:
+        self._note("resumed", index, fields)
 
-    def finished(self, index: int, reason: str, **told: Any) -> None:
-        self._note("finished", index, {"reason": reason, **told})
+    def finished(self, index: int, reason: str, **fields: Any) -> None:
+        self._note("finished", index, {"reason": reason, **fields})
 
-    def plan(self, step: int, **told: Any) -> None:
-        self._note("plan", step, told)
+    def plan(self, step: int, **fields: Any) -> None:
+        self._note("plan", step, fields)
 
-    def start(self, step: int, **told: Any) -> None:
-        self._note("start", step, told)
+    def start(self, step: int, **fields: Any) -> None:
+        self._note("start", step, fields)
 
-    def stop(self, step: int, **told: Any) -> None:
-        self._note("stop", step, told)
+    def stop(self, step: int, **fields: Any) -> None:
+        self._note("stop", step, fields)
 
-    def slices(self, step: int, **told: Any) -> None:
-        self._note("slices", step, told)
+    def slices(self, step: int, **fields: Any) -> None:
+        self._note("slices", step, fields)
 
-    def emitted(self, requests: Any, tokens: Any, *, step: int = -1, **told: Any) -> None:
-        self._note("emitted", step, {"requests": requests, "tokens": tokens, **told})
+    def emitted(self, requests: Any, tokens: Any, *, step: int = -1, **fields: Any) -> None:
+        self._note("emitted", step, {"requests": requests, "tokens": tokens, **fields})
 
     def defer(self, since_ns: int) -> None:
-        """Do nothing: no reports are read here."""
+        """Do nothing: no test reads the deferred time."""
 
     def look_after(self, write_overdue: Callable[[int], object]) -> None:
-        """Do nothing: the loop never hangs here."""
+        """Do nothing: the loop never hangs in these tests."""
 
     def of(self, name: str) -> list[tuple[int, dict[str, Any]]]:
-        return [(number, told) for called, number, told in self.calls if called == name]
+        return [(number, fields) for call, number, fields in self.calls if call == name]
 
     def finishes(self) -> list[tuple[int, str]]:
-        return [(index, told["reason"]) for index, told in self.of("finished")]
+        return [(index, fields["reason"]) for index, fields in self.of("finished")]
 
-    def _note(self, name: str, number: int, told: dict[str, Any]) -> None:
-        self.calls.append((name, number, told))
+    def _note(self, name: str, number: int, fields: dict[str, Any]) -> None:
+        self.calls.append((name, number, fields))
 
 
 @contextmanager
@@ -89,18 +89,16 @@ def running(engine: Engine, deliver: Callable[[list[Output]], None]) -> Iterator
 
 
 def _without_times(spy: Spy) -> list[tuple[str, int, dict[str, Any]]]:
-    """Return all calls by name, in their order, without times."""
+    """Return all calls, sorted by name, without times."""
     calls = [
-        (name, number, {key: each for key, each in told.items() if not key.endswith("_ns")})
-        for name, number, told in spy.calls
+        (name, number, {key: each for key, each in fields.items() if not key.endswith("_ns")})
+        for name, number, fields in spy.calls
     ]
     return sorted(calls, key=lambda call: call[0])
 
 
 @pytest.mark.parametrize("is_tight", [False, True])
-def test_what_is_recorded_behind_a_launch_is_what_is_recorded_before(
-    tiny_engine: Build, is_tight: bool
-) -> None:
+def test_deferred_records_equal_immediate_records(tiny_engine: Build, is_tight: bool) -> None:
     pool = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23} if is_tight else {}
     spies = []
     for is_asynchronous in (False, True):
@@ -118,14 +116,17 @@ def test_what_is_recorded_behind_a_launch_is_what_is_recorded_before(
             is_behind = calls.index(("plan", step)) > calls.index(("stop", step))
             assert is_behind is is_asynchronous
             assert calls.index(("slices", step)) > calls.index(("plan", step))
-            if ("start", step + 1) in calls:  # who is in a step is there before its end is awaited
+            if (
+                "start",
+                step + 1,
+            ) in calls:  # a step's slices are recorded before its end is awaited
                 assert calls.index(("slices", step)) < calls.index(("start", step + 1))
     assert _without_times(spies[1]) == _without_times(spies[0])
     for spy in spies:
-        for name, number, told in spy.calls:
+        for name, number, fields in spy.calls:
             if name == "finished":
                 emitted = [e["at_ns"] for _, e in spy.of("emitted") if number in e["requests"]]
-                assert told["at_ns"] >= max(emitted, default=0)
+                assert fields["at_ns"] >= max(emitted, default=0)
 
 
 def drain(engine: Engine) -> list[Output]:
@@ -147,15 +148,15 @@ def test_records_account_for_every_token(tiny_engine: Build, is_tight: bool) -> 
     computed = dict.fromkeys(requests, 0)
     recomputed = dict.fromkeys(requests, 0)
     sampled = dict.fromkeys(requests, 0)
-    for _, told in spy.of("slices"):
-        columns = (told["requests"], told["tokens"], told["flags"], told["sampled"])
+    for _, fields in spy.of("slices"):
+        columns = (fields["requests"], fields["tokens"], fields["flags"], fields["sampled"])
         for index, num_tokens, flags, rows in zip(*columns, strict=True):
             computed[index] += num_tokens
             recomputed[index] += num_tokens if flags & RECOMPUTED else 0
             sampled[index] += rows
     emitted = dict.fromkeys(requests, 0)
-    for _, told in spy.of("emitted"):
-        for index, num in zip(told["requests"], told["tokens"], strict=True):
+    for _, fields in spy.of("emitted"):
+        for index, num in zip(fields["requests"], fields["tokens"], strict=True):
             emitted[index] += num
     for index, request in requests.items():
         assert request.num_output == 20 == sampled[index] == emitted[index]
@@ -169,7 +170,7 @@ def test_records_account_for_every_token(tiny_engine: Build, is_tight: bool) -> 
     assert engine.pool.num_used == 0
 
 
-def test_step_is_told_in_the_order_a_probe_expects(tiny_engine: Build) -> None:
+def test_step_records_are_in_the_order_a_probe_expects(tiny_engine: Build) -> None:
     engine = tiny_engine()
     engine.probe = spy = Spy()
     engine.generate([[1, 2, 3]], Sampling(max_tokens=2))
@@ -189,11 +190,11 @@ def test_step_is_told_in_the_order_a_probe_expects(tiny_engine: Build) -> None:
         ("finished", 0),
     ]
     assert spy.of("slices")[1][1]["phases"] == (DECODE,)
-    assert [told["cold"] for _, told in spy.of("start")] == [True, True]
+    assert [fields["cold"] for _, fields in spy.of("start")] == [True, True]
 
 
 class Unfetched:
-    """A step's tokens on a device: reading them waits for it."""
+    """Tokens of a step whose reading is recorded, as if it waited for a device."""
 
     def __init__(self, tokens: Any, spy: Spy) -> None:
         self._tokens = tokens
@@ -221,7 +222,7 @@ def test_step_of_a_known_size_is_not_cold(tiny_engine: Build) -> None:
     engine.probe = spy = Spy()
     for _ in range(2):
         engine.generate([[1, 2, 3]], Sampling(max_tokens=2))
-    assert [told["cold"] for _, told in spy.of("start")] == [True, True, False, False]
+    assert [fields["cold"] for _, fields in spy.of("start")] == [True, True, False, False]
 
 
 def test_stop_token_ends_the_output(tiny_engine: Build) -> None:
@@ -248,15 +249,15 @@ def test_sampled_output_depends_on_its_seed_alone(tiny_engine: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"),
+    ("prompt", "message"),
     [([], "empty"), ([1] * 2048, "2048 tokens"), ([512], "0 to 511"), ([-1], "0 to 511")],
 )
 def test_prompt_that_cannot_be_served_is_rejected(
-    tiny_engine: Build, prompt: list[int], words: str
+    tiny_engine: Build, prompt: list[int], message: str
 ) -> None:
     engine = tiny_engine()
     engine.probe = spy = Spy()
-    with pytest.raises(BadRequest, match=words):
+    with pytest.raises(BadRequest, match=message):
         engine.submit(prompt)
     assert drain(engine) == []
     assert spy.finishes() == [(0, "rejected")]
@@ -349,8 +350,8 @@ def test_step_of_64_decodes_costs_little_beside_the_forward_pass(tiny_engine: Bu
         engine.submit([idx, 1, 2], Sampling(max_tokens=500))
     engine.step()
     host_ns = []
-    # Twice the budget: a shared runner is not the machine that it was set on. Beside other work
-    # most steps are interrupted, and of hundreds one is not.
+    # Twice the budget: a shared runner differs from the machine on which it was set. Other load
+    # interrupts most steps, so the fastest of hundreds counts.
     while not host_ns or (min(host_ns) >= 600_000 and len(host_ns) < 400):
         start_ns = time.perf_counter_ns()
         engine.step()
@@ -366,7 +367,7 @@ def test_idle_loop_sleeps(tiny_engine: Build) -> None:
         assert time.process_time() - before_s < 0.1
 
 
-def test_closing_aborts_what_is_unfinished(tiny_engine: Build) -> None:
+def test_closing_aborts_unfinished_requests(tiny_engine: Build) -> None:
     engine = tiny_engine()
     engine.probe = spy = Spy()
     outputs: list[Output] = []
@@ -386,7 +387,7 @@ def test_closing_aborts_what_is_unfinished(tiny_engine: Build) -> None:
 
 
 def break_steps_with(engine: Engine, token: int) -> None:
-    """Make every step raise in which a request has this token."""
+    """Make every step raise that has a request with this token."""
     execute = engine._runner.execute  # type: ignore[attr-defined]
 
     def broken(batch: Any) -> Any:
@@ -397,14 +398,14 @@ def break_steps_with(engine: Engine, token: int) -> None:
     engine._runner.execute = broken  # type: ignore[attr-defined]
 
 
-def test_failing_step_costs_only_the_requests_in_it(
+def test_failing_step_ends_only_its_own_requests(
     tiny_engine: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     (expected,) = tiny_engine().generate([[1, 2, 3]], Sampling(max_tokens=4))
     engine = tiny_engine(max_running=2)
     engine.probe = spy = Spy()
     break_steps_with(engine, 500)
-    for prompt in ([9] * 5, [500] * 20, [1, 2, 3]):  # the third waits for a seat
+    for prompt in ([9] * 5, [500] * 20, [1, 2, 3]):  # the third waits for a sequence slot
         engine.submit(prompt, Sampling(max_tokens=4))
     outputs = drain(engine)
     assert spy.finishes() == [(0, "error"), (1, "error"), (2, "length")]
@@ -463,7 +464,7 @@ def test_request_of_a_failed_step_is_final_and_its_ledger_closes(
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
 
 
-def test_caller_that_generates_learns_of_a_failed_step(tiny_engine: Build) -> None:
+def test_generate_raises_if_a_step_fails(tiny_engine: Build) -> None:
     engine = tiny_engine()
     break_steps_with(engine, 500)
     with pytest.raises(InferScopeError, match="a step failed"):
@@ -482,7 +483,7 @@ def test_stop_token_outside_the_vocabulary_is_rejected(tiny_engine: Build, token
     assert spy.finishes() == [(0, "rejected")]
 
 
-def test_stats_are_those_of_the_requests(tiny_engine: Build) -> None:
+def test_stats_equal_the_sums_over_requests(tiny_engine: Build) -> None:
     engine = tiny_engine(num_blocks=50, block_tokens=4, token_budget=23)
     engine.probe = spy = Spy()
     for _ in range(2):
@@ -500,7 +501,9 @@ def test_stats_are_those_of_the_requests(tiny_engine: Build) -> None:
         "length": 12, "rejected": 1, "client_cancel": 1
     }  # fmt: skip
     assert stats.prompt_tokens == 2 * sum(map(len, prompts(6, vocab=512))) + 3
-    assert stats.cached_tokens == sum(told["cached_tokens"] for _, told in spy.of("admitted")) > 0
+    assert (
+        stats.cached_tokens == sum(fields["cached_tokens"] for _, fields in spy.of("admitted")) > 0
+    )
     assert stats.generated_tokens == 12 * 20 + 1
     assert stats.preemptions == len(spy.of("preempted")) > 0
     assert stats.steps == len(spy.of("plan"))

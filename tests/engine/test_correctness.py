@@ -1,4 +1,4 @@
-"""Greedy fp32 output is transformers' output, whatever the engine does meanwhile."""
+"""Tests that greedy fp32 output equals transformers' under chunking, caching and preemption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.checkpoints import VOCAB, Checkpoint, prompts
 PROMPTS = prompts(10, vocab=VOCAB)
 NUM_OUTPUT = [6 + 8 * (idx % 5) for idx in range(len(PROMPTS))]
 TIE_SHARE = 1e-4
-"""Of the logits' deviation: a reference margin below it is a tie, and either token is right."""
+"""Logit margin below which two tokens tie, and either one is correct."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "whole prompts": {"token_budget": 1024, "prefix_cache": False},
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def generated(reference: Any, prompt: list[int], num_output: int) -> list[int]:
-    """Return what transformers' own greedy generation gives."""
+    """Return the output of transformers' greedy generation."""
     ids = torch.tensor([prompt])
     output = reference.generate(
         ids,
@@ -50,7 +50,7 @@ def expected_outputs(reference: Any) -> list[list[int]]:
 
 
 def assert_greedy(reference: Any, prompt: list[int], output: list[int]) -> None:
-    """Hold each token against the reference's choice after the same tokens, ties aside."""
+    """Assert that each token is the reference's choice after the same tokens, except at ties."""
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)

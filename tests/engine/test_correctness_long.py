@@ -1,4 +1,4 @@
-"""The engine against transformers under random options: slow, run by `make test-engines`."""
+"""Slow comparison with transformers under random options, run by `make test-engines`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def test_output_equals_transformers_under_random_options(checkpoint: Checkpoint,
     )
     engine = load_engine(str(checkpoint.folder), options)
     limit = engine.max_model_tokens
-    asked = []
+    submitted = []
     for prompt in prompts(NUM_PROMPTS, vocab=VOCAB, seed=seed):
         num_output = draw.randint(1, 40)
         fitting = prompt[: limit - num_output - 1]
-        asked.append((fitting, num_output))
-    waiting = list(asked)
+        submitted.append((fitting, num_output))
+    waiting = list(submitted)
     tokens: dict[str, list[int]] = {}
     ids = []
     while waiting or engine.has_work:
-        for _ in range(draw.randint(0, 3)):  # they arrive while others are under way
+        for _ in range(draw.randint(0, 3)):  # these arrive while others run
             if waiting:
                 prompt, num_output = waiting.pop(0)
                 ids.append(engine.submit(prompt, Sampling(max_tokens=num_output)))
         if engine.has_work:
             for output in engine.step():
                 tokens.setdefault(output.request.request_id, []).extend(output.tokens)
-    for request_id, (prompt, num_output) in zip(ids, asked, strict=True):
+    for request_id, (prompt, num_output) in zip(ids, submitted, strict=True):
         output = tokens[request_id]
         assert len(output) == num_output
         if output != generated(checkpoint.reference, prompt, num_output):

@@ -1,4 +1,4 @@
-"""The reference engine on a GPU: the same tokens, timed by the device's own clock."""
+"""Tests of the reference engine on a GPU: equal tokens, and times by the device's clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompts(seed: int, num: int = 9) -> list[list[int]]:
 
 
 def shared_weights(of_cpu: Engine, on_gpu: Engine) -> None:
-    """Give the GPU's engine the CPU's weights: the same seed draws others there."""
+    """Copy the CPU engine's weights to the GPU engine, where the seed draws other numbers."""
     ours, theirs = of_cpu.model, on_gpu.model
     pairs = [(ours.weights.embedding, theirs.weights.embedding)]  # type: ignore[union-attr]
     pairs += [(ours.weights.norm, theirs.weights.norm)]  # type: ignore[union-attr]
@@ -50,18 +50,18 @@ def shared_weights(of_cpu: Engine, on_gpu: Engine) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_tokens_are_the_cpu_s(seed: int) -> None:
-    """Chunks, mixed steps and preemptions included; fp32 without TF32 on both."""
-    asked = prompts(seed)
+    """Include chunks, mixed steps and preemptions, in fp32 without TF32 on both devices."""
+    batch_prompts = prompts(seed)
     on_cpu, on_gpu = engine_on("cpu"), engine_on("cuda:0")
     with torch.inference_mode():
         shared_weights(on_cpu, on_gpu)
     sampling = Sampling(max_tokens=24, ignore_eos=True)
-    assert on_gpu.generate(asked, sampling) == on_cpu.generate(asked, sampling)
+    assert on_gpu.generate(batch_prompts, sampling) == on_cpu.generate(batch_prompts, sampling)
     assert on_gpu.pool.num_used == 0
 
 
 def test_long_prompts_survive_chunks_that_end_without_waiting_for_the_device() -> None:
-    """Steps that sample nothing do not synchronise: their buffers may not be written too early."""
+    """A step that samples nothing does not synchronize; its buffers must not be overwritten."""
     prompt = random.Random(5).choices(range(1024), k=1500)
     sampling = Sampling(max_tokens=8, ignore_eos=True)
     whole, chunked = engine_on("cuda:0", token_budget=2048), engine_on("cuda:0", token_budget=16)
@@ -113,7 +113,7 @@ def test_a_gpu_s_ceilings_are_above_any_cpu_s_and_below_ten_times_the_largest_gp
     ],
 )
 def test_a_launched_step_has_not_waited_for_the_device(sampling: Sampling) -> None:
-    """Else the end of the device's span would be that of the host's wait."""
+    """Otherwise the device span would end with the host's wait."""
     engine = engine_on("cuda:0")
     execute = engine._runner.execute  # type: ignore[attr-defined]
 

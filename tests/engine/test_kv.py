@@ -21,7 +21,7 @@ def publish_all(pool: BlockPool, blocks: list[int], tokens: list[int]) -> None:
 
 
 def hold(pool: BlockPool, tokens: list[int]) -> list[int]:
-    """Do what a request does: take what is found, allocate the rest, publish all of it."""
+    """Acquire the cached prefix, allocate the remaining blocks and publish all of them."""
     match = pool.match(tokens, max_blocks=len(tokens) // WIDTH)
     pool.acquire(match.blocks)
     blocks = match.blocks + pool.allocate(len(tokens) // WIDTH - len(match.blocks))
@@ -90,7 +90,7 @@ PROMPT = st.lists(st.integers(0, 1), min_size=WIDTH, max_size=4 * WIDTH)
     moves=st.lists(st.one_of(PROMPT, st.integers(0, 9)), max_size=40),
 )
 def test_pool_agrees_with_a_model_of_it(num_blocks: int, moves: list[list[int] | int]) -> None:
-    """A list is a prompt to hold, a number is the place of a holding to release."""
+    """Each list is a prompt to hold; each number is the index of held blocks to release."""
     pool = BlockPool(num_blocks, block_tokens=WIDTH)
     holdings: list[tuple[list[int], list[int]]] = []
     for move in moves:
@@ -130,7 +130,7 @@ def test_pool_agrees_with_a_model_of_it(num_blocks: int, moves: list[list[int] |
 def test_current_match_is_what_a_new_search_finds(
     num_blocks: int, sought: list[int], moves: list[list[int] | int]
 ) -> None:
-    """A list is a prompt to hold, a number is the place of a holding to release."""
+    """Each list is a prompt to hold; each number is the index of held blocks to release."""
     pool = BlockPool(num_blocks, block_tokens=WIDTH)
     match = pool.match(sought, max_blocks=len(sought) // WIDTH)
     holdings: list[list[int]] = []
@@ -139,7 +139,7 @@ def test_current_match_is_what_a_new_search_finds(
             if holdings:
                 pool.release(holdings.pop(move % len(holdings)))
         else:
-            # A copy of the pool does the search: a search in the pool itself is the latest one.
+            # Search in a copy: a search in the pool itself would replace its latest match.
             blocks = copy.deepcopy(pool).match(move, max_blocks=len(move) // WIDTH).blocks
             pool.acquire(blocks)
             blocks += pool.allocate(min(len(move) // WIDTH - len(blocks), pool.num_available))

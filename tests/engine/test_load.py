@@ -38,12 +38,12 @@ def test_probe_is_opened_with_the_engine_described() -> None:
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "gpt-17"])
-def test_name_that_is_no_model_is_refused(name: str) -> None:
+def test_unknown_model_is_rejected(name: str) -> None:
     with pytest.raises(BadInput):
         load_engine(name)
 
 
-def test_an_unknown_shape_says_which_there_are() -> None:
+def test_unknown_shape_error_lists_the_known_shapes() -> None:
     with pytest.raises(BadInput, match="llama-8b"):
         load_engine("random:gpt-9")
 
@@ -54,12 +54,12 @@ def test_empty_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["toaster", "cuda:99"])
-def test_device_that_is_not_there_is_refused(device: str) -> None:
+def test_missing_device_is_rejected(device: str) -> None:
     with pytest.raises(BadInput, match=device):
         load_engine("random:tiny", EngineOptions(device=device))
 
 
-def test_small_vocabulary_is_written_in_bytes() -> None:
+def test_small_vocabulary_uses_the_byte_tokenizer() -> None:
     assert isinstance(load_tokenizer("random:tiny"), ByteTokenizer)
 
 
@@ -71,6 +71,6 @@ def test_builtin_model_writes_python() -> None:
     assert "self" in tokenizer.decode(output)
 
 
-def test_random_model_borrows_the_builtin_tokenizer() -> None:
+def test_random_model_uses_the_builtin_tokenizer() -> None:
     borrowed = load_tokenizer("random:llama-8b")
     assert borrowed.num_tokens == load_tokenizer("builtin").num_tokens == 1024

@@ -13,7 +13,7 @@ from tests.engine.checkpoints import VOCAB, Checkpoint, randomise
 
 
 def attend_densely(model: Model) -> Any:
-    """Attend over one whole prompt, with nothing paged."""
+    """Return dense attention over one whole prompt."""
 
     def attend(
         _layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

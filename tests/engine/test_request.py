@@ -25,7 +25,7 @@ def test_impossible_sampling_is_refused_by_name(values: dict[str, Any]) -> None:
         Sampling(**values)
 
 
-def test_request_wants_what_is_known_and_not_computed() -> None:
+def test_todo_counts_tokens_that_are_not_computed() -> None:
     request = make_request(0, [1, 2, 3])
     assert (request.todo, request.num_output) == (3, 0)
     request.computed = 3

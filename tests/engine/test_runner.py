@@ -55,7 +55,7 @@ def test_batch_lays_single_tokens_before_chunks() -> None:
     assert batch.ragged.slots.tolist() == expected_slots
 
 
-def test_seat_taken_over_reads_its_own_blocks() -> None:
+def test_reused_sequence_slot_reads_its_own_blocks() -> None:
     scheduler = make_scheduler(max_running=1, prefix_cache=False)
     runner = make_runner(scheduler)
     first, second = make_request(0, [1] * 9, max_tokens=1), make_request(1, [2] * 5)
@@ -69,7 +69,7 @@ def test_seat_taken_over_reads_its_own_blocks() -> None:
     assert batch.ragged.blocks.tolist() == [second.blocks]
 
 
-def test_step_without_a_last_token_chooses_nothing() -> None:
+def test_step_without_a_last_token_samples_nothing() -> None:
     scheduler = make_scheduler(token_budget=4)
     runner = make_runner(scheduler)
     scheduler.enqueue(make_request(0, [1] * 9))

@@ -60,8 +60,8 @@ def test_temperature_near_zero_takes_the_likeliest(
 def test_every_valid_sampling_chooses_a_token(
     stop_token_ids: list[int], scale: float, **sampling: Any
 ) -> None:
-    asked = request(stop_token_ids=tuple(stop_token_ids), **sampling)
-    (token,) = choose(asked, logits=LOGITS * scale)
+    sampled_request = request(stop_token_ids=tuple(stop_token_ids), **sampling)
+    (token,) = choose(sampled_request, logits=LOGITS * scale)
     assert 0 <= token < 5
 
 
@@ -80,7 +80,7 @@ def test_frequencies_follow_the_distribution() -> None:
     assert torch.allclose(frequencies, LOGITS.softmax(dim=0), atol=0.025)
 
 
-def test_top_k_keeps_so_many() -> None:
+def test_top_k_keeps_k_tokens() -> None:
     drawn = choose(*(request(seed=seed, temperature=5.0, top_k=2) for seed in range(200)))
     assert set(drawn) == {1, 3}
 

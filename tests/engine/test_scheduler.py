@@ -13,7 +13,7 @@ from inferscope.engine.scheduler import Plan, Scheduler
 from tests.engine.steps import WIDTH, commit, make_request, make_scheduler
 
 
-def told(plan: Plan) -> list[tuple[int, int, int, bool]]:
+def slice_rows(plan: Plan) -> list[tuple[int, int, int, bool]]:
     return [(p.request.index, p.context, p.num_tokens, p.is_sampled) for p in plan.slices]
 
 
@@ -23,11 +23,11 @@ def test_long_prompt_runs_in_chunks_beside_decodes() -> None:
     commit(scheduler, scheduler.schedule())
     scheduler.enqueue(make_request(1, [2] * 10))
     plan = scheduler.schedule()
-    assert told(plan) == [(0, 3, 1, True), (1, 0, 7, False)]
+    assert slice_rows(plan) == [(0, 3, 1, True), (1, 0, 7, False)]
     assert plan.binding == "budget"
     commit(scheduler, plan)
     plan = scheduler.schedule()
-    assert told(plan) == [(0, 4, 1, True), (1, 7, 3, True)]
+    assert slice_rows(plan) == [(0, 4, 1, True), (1, 7, 3, True)]
     assert plan.binding == "none"
 
 
@@ -46,7 +46,7 @@ def test_blocks_bind_when_the_next_prompt_does_not_fit_whole() -> None:
     commit(scheduler, scheduler.schedule())
     scheduler.enqueue(make_request(1, [2] * 16))
     plan = scheduler.schedule()
-    assert told(plan) == [(0, 4, 1, True)]
+    assert slice_rows(plan) == [(0, 4, 1, True)]
     assert plan.binding == "blocks"
 
 
@@ -57,7 +57,7 @@ def test_prefix_hit_starts_behind_the_cached_blocks() -> None:
     commit(scheduler, scheduler.schedule())
     scheduler.enqueue(make_request(1, prompt))
     plan = scheduler.schedule()
-    assert told(plan) == [(1, 8, 2, True)]
+    assert slice_rows(plan) == [(1, 8, 2, True)]
     assert plan.admitted[0].cached_tokens == 8
 
 
@@ -68,10 +68,10 @@ def test_fully_cached_prompt_still_computes_a_token() -> None:
         scheduler.enqueue(make_request(index, prompt, max_tokens=1))
         plan = scheduler.schedule()
         commit(scheduler, plan)
-    assert told(plan) == [(1, 4, 4, True)]
+    assert slice_rows(plan) == [(1, 4, 4, True)]
 
 
-def test_last_admitted_gives_way_and_resumes_first() -> None:
+def test_last_admitted_is_preempted_and_resumes_first() -> None:
     scheduler = make_scheduler(num_blocks=5, prefix_cache=False)
     for index in range(2):
         scheduler.enqueue(make_request(index, [index] * 7, max_tokens=12))
@@ -85,7 +85,7 @@ def test_last_admitted_gives_way_and_resumes_first() -> None:
     assert plan.binding == "blocks"
     assert next(iter(scheduler.waiting)).index == 1
     victim = plan.preempted[0]
-    while victim.seat < 0:
+    while victim.sequence_slot < 0:
         commit(scheduler, plan)
         plan = scheduler.schedule()
     assert plan.slices[-1].request is victim
@@ -118,9 +118,9 @@ class CountingPool(BlockPool):
 
 
 def blocked_head() -> tuple[Scheduler, CountingPool, Request]:
-    """Return a scheduler whose queue's head shares 8 blocks and waits for room, and its neighbour.
+    """Return a scheduler whose queue's head shares 8 blocks and waits for more, and its neighbour.
 
-    The neighbour holds the 8 blocks, is decoding, and has 5 tokens left.
+    The neighbour holds the 8 blocks, decodes, and has 5 tokens left.
     """
     pool = CountingPool(12, block_tokens=WIDTH)
     scheduler = Scheduler(pool, token_budget=64, max_running=4, prefix_cache=True)
@@ -148,20 +148,20 @@ def test_blocked_head_is_matched_anew_when_its_blocks_are_released() -> None:
     scheduler.remove(neighbour)
     pool.num_searches = 0
     plan = scheduler.schedule()
-    assert told(plan) == [(1, 32, 16, True)]
+    assert slice_rows(plan) == [(1, 32, 16, True)]
     assert pool.num_searches == 1
 
 
 def test_blocked_head_is_matched_anew_when_its_prefix_grows() -> None:
     scheduler, pool, neighbour = blocked_head()
     scheduler.schedule()
-    # The neighbour fills and publishes the block that the head goes on with.
+    # The neighbour fills and publishes the next block of the head's prefix.
     neighbour.tokens[32:] = [50] * 5
     neighbour.computed = 36
     neighbour.blocks += pool.allocate(1)
     pool.publish(neighbour.blocks[8], chain=neighbour.chain, tokens=(50,) * WIDTH)
     scheduler.remove(neighbour)
-    assert told(scheduler.schedule()) == [(1, 36, 12, True)]
+    assert slice_rows(scheduler.schedule()) == [(1, 36, 12, True)]
 
 
 class Compared(Request):
@@ -180,7 +180,7 @@ def compared(request: Request) -> Compared:
     return Compared(**{field.name: getattr(request, field.name) for field in fields(request)})
 
 
-def test_request_cancelled_at_the_head_is_not_kept() -> None:
+def test_request_cancelled_at_the_head_is_freed() -> None:
     scheduler, _, _ = blocked_head()
     scheduler.waiting.clear()
     head = compared(make_request(1, [7] * 48))
@@ -215,14 +215,14 @@ def test_cancelling_costs_the_same_wherever_the_request_waits(place: int) -> Non
         max_size=10,
     ),
 )
-def test_every_request_is_computed_exactly_once_beside_what_was_lost(
+def test_every_token_is_computed_once_except_recompute(
     num_blocks: int,
     token_budget: int,
     max_running: int,
     prefix_cache: bool,
     arrivals: list[tuple[int, int, int, bool]],
 ) -> None:
-    """Each arrival waits some steps, then brings a prompt and a number of output tokens."""
+    """Each arrival is a delay in steps, a prompt, and a number of output tokens."""
     scheduler = make_scheduler(
         num_blocks=num_blocks,
         token_budget=token_budget,
@@ -249,7 +249,9 @@ def test_every_request_is_computed_exactly_once_beside_what_was_lost(
         assert all(part.num_tokens > 0 for part in plan.slices)
         assert len({part.request.index for part in plan.slices}) == len(plan.slices)
         assert plan.slices or not (scheduler.waiting or scheduler.running)
-        assert len({request.seat for request in scheduler.running}) == len(scheduler.running)
+        assert len({request.sequence_slot for request in scheduler.running}) == len(
+            scheduler.running
+        )
         assert len(scheduler.running) <= max_running
         for part in plan.slices:
             computed[part.request.index] += part.num_tokens

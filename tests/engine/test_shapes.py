@@ -51,6 +51,6 @@ def test_architecture_can_be_chosen() -> None:
         "vocab=9",
     ],
 )
-def test_unknown_shape_is_refused_with_what_was_given(text: str) -> None:
+def test_invalid_shape_error_names_the_value(text: str) -> None:
     with pytest.raises(BadInput):
         parse_shape(text)

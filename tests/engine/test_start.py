@@ -19,7 +19,7 @@ def main():
 """
 
 
-def test_a_started_module_runs_with_its_arguments_and_is_not_searched(tmp_path: Path) -> None:
+def test_started_module_gets_its_arguments_and_is_exempt_from_collection(tmp_path: Path) -> None:
     (tmp_path / "started.py").write_text(STARTED, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "inferscope.engine.start", "started", "a", "b"],
@@ -38,7 +38,7 @@ def fail_to_import() -> None:
         raise ImportError
 
 
-def test_searches_go_on_after_an_import_that_fails() -> None:
+def test_collection_is_enabled_after_a_failed_import() -> None:
     with pytest.raises(ImportError):
         fail_to_import()
     assert gc.isenabled()

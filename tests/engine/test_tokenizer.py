@@ -73,7 +73,7 @@ def test_sections_are_counted_in_the_tokens_of_the_whole(
     at = begin = 0
     for (_, num), (_, piece) in zip(counted, pieces, strict=True):
         at, begin = at + num, begin + len(piece)
-        # What is decoded of the tokens before a cut reaches it, without the last one it does not.
+        # The tokens before a cut decode to text that reaches it; without the last one it does not.
         assert len(file_tokenizer.decode(ids[:at])) >= begin
         assert not num or len(file_tokenizer.decode(ids[: at - 1]).rstrip("\ufffd")) < begin
 
@@ -106,7 +106,7 @@ def test_stream_of_a_file_tokenizer_emits_whole_characters(file_tokenizer: FileT
     assert all("\ufffd" not in piece for piece in pieces)
 
 
-def test_stream_gives_up_on_bytes_that_are_no_character() -> None:
+def test_stream_emits_invalid_bytes_as_replacements() -> None:
     stream = TextStream(ByteTokenizer())
     pieces = [stream.push([0xFF]) for _ in range(20)]
     assert "".join(pieces) + stream.finish() == "\ufffd" * 20
@@ -146,7 +146,7 @@ def test_a_stream_keeps_few_of_the_tokens_without_a_text(
     assert max(lengths) < 40
 
 
-def test_ids_beyond_the_vocabulary_are_folded_into_it(file_tokenizer: FileTokenizer) -> None:
+def test_ids_beyond_the_vocabulary_wrap_around(file_tokenizer: FileTokenizer) -> None:
     assert file_tokenizer.decode([5 + file_tokenizer.num_tokens]) == file_tokenizer.decode([5])
 
 

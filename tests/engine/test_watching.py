@@ -21,7 +21,7 @@ def _rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERSCOPE_RING_MB", "1")
 
 
-def test_an_engine_is_observed_until_told_otherwise(tiny_engine: Callable[..., Engine]) -> None:
+def test_engine_is_observed_until_the_handle_is_closed(tiny_engine: Callable[..., Engine]) -> None:
     engine = tiny_engine()
     before = engine.probe
     with inferscope.observe(engine) as seen:

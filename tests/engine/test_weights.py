@@ -63,7 +63,7 @@ def copied(llama: Checkpoint, folder: Path, change: Callable[[Tensors], object])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (without(DOWN), f"tensor {DOWN} of shape (64, 96) is missing."),
         (
@@ -93,20 +93,20 @@ def copied(llama: Checkpoint, folder: Path, change: Callable[[Tensors], object])
         ),
     ],
 )
-def test_tensors_that_are_not_the_models_are_named(
-    llama: Checkpoint, tmp_path: Path, change: Callable[[Tensors], object], said: str
+def test_mismatched_tensors_are_named(
+    llama: Checkpoint, tmp_path: Path, change: Callable[[Tensors], object], message: str
 ) -> None:
     folder = copied(llama, tmp_path, change)
     config = read_checkpoint_config(folder)
     with pytest.raises(BadInput) as caught:
         load_weights(folder, config, dtype=torch.float32, device=CPU)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "download both" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(
+def test_nan_and_infinite_weights_are_rejected(
     llama: Checkpoint, tmp_path: Path, value: float
 ) -> None:
     folder = copied(llama, tmp_path, lambda tensors: tensors[DOWN][3].fill_(value))
@@ -115,7 +115,7 @@ def test_weights_that_are_no_numbers_are_refused(
         load_weights(folder, config, dtype=torch.bfloat16, device=CPU)
 
 
-def test_large_weights_are_numbers(llama: Checkpoint, tmp_path: Path) -> None:
+def test_large_finite_weights_are_accepted(llama: Checkpoint, tmp_path: Path) -> None:
     folder = copied(llama, tmp_path, lambda tensors: tensors[DOWN].fill_(1e38))
     config = read_checkpoint_config(folder)
     loaded = load_weights(folder, config, dtype=torch.float32, device=CPU)
@@ -128,10 +128,10 @@ def test_another_number_of_layers_is_refused(
 ) -> None:
     folder = copied(llama, tmp_path, lambda tensors: None)
     config = replace(read_checkpoint_config(folder), num_layers=num_layers)
-    said = "layers.1.input_layernorm.weight is not part" if num_layers == 1 else (
+    message = "layers.1.input_layernorm.weight is not part" if num_layers == 1 else (
         "layers.2.input_layernorm.weight of shape (64,) is missing"
     )  # fmt: skip
-    with pytest.raises(BadInput, match=re.escape(said)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         load_weights(folder, config, dtype=torch.float32, device=CPU)
 
 
@@ -142,7 +142,7 @@ def test_weights_of_another_model_are_refused(llama: Checkpoint, tmp_path: Path)
         load_weights(folder, config, dtype=torch.float32, device=CPU)
 
 
-def test_tensors_that_older_checkpoints_hold_are_passed_over(
+def test_computed_tensors_of_older_checkpoints_are_ignored(
     llama: Checkpoint, tmp_path: Path
 ) -> None:
     def add(tensors: Tensors) -> None:

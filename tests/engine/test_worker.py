@@ -18,7 +18,7 @@ from tests.engine.checkpoints import prompts
 from tests.probe.fakes import of, tokens_signed, tokens_told
 
 OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
-"""Chunks, prefix hits and preemptions all occur."""
+"""Options under which chunks, prefix hits and preemptions occur."""
 SAMPLINGS = (
     Sampling(max_tokens=20),
     Sampling(max_tokens=20, temperature=0.9, seed=5),
@@ -47,36 +47,36 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[Engine]:
-    """An engine with a worker; the tests that follow each other use it up."""
+def remote() -> Iterator[Engine]:
+    """An engine with a worker; the tests stop it in their order."""
     engine = remote_engine()
     yield engine
     engine.close()
 
 
-def test_a_worker_yields_the_tokens_that_an_engine_in_one_process_does(there: Engine) -> None:
-    here = load_engine("random:tiny", OPTIONS)
-    asked = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
+def test_worker_generates_the_same_tokens_as_an_in_process_engine(remote: Engine) -> None:
+    local = load_engine("random:tiny", OPTIONS)
+    batch_prompts = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
     for sampling in SAMPLINGS:
-        assert there.generate(asked, sampling) == here.generate(asked, sampling)
+        assert remote.generate(batch_prompts, sampling) == local.generate(batch_prompts, sampling)
 
 
-def test_a_failing_step_costs_its_requests_and_not_the_worker(
-    there: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_failing_step_ends_its_requests_but_not_the_worker(
+    remote: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (expected,) = there.generate([[4, 5]], Sampling(max_tokens=4))
+    (expected,) = remote.generate([[4, 5]], Sampling(max_tokens=4))
     with monkeypatch.context() as patched:
-        patched.setattr(there, "_check", lambda prompt, sampling: None)
-        there.submit([1, 2], Sampling(max_tokens=4, min_tokens=2, stop_token_ids=(99_999_999,)))
-    (output,) = there.step()
+        patched.setattr(remote, "_check", lambda prompt, sampling: None)
+        remote.submit([1, 2], Sampling(max_tokens=4, min_tokens=2, stop_token_ids=(99_999_999,)))
+    (output,) = remote.step()
     assert output.finish == "error"
     assert "its 1 requests end with an error: StepFailed: IndexError: index 9" in caplog.text
-    assert there.generate([[4, 5]], Sampling(max_tokens=4)) == [expected]
+    assert remote.generate([[4, 5]], Sampling(max_tokens=4)) == [expected]
 
 
-def test_a_worker_leaves_with_its_engine(there: Engine) -> None:
-    pid = pid_of(there)
-    runner = there._runner
+def test_worker_exits_with_its_engine(remote: Engine) -> None:
+    pid = pid_of(remote)
+    runner = remote._runner
     assert isinstance(runner, RemoteRunner)
     runner._pipe.close()  # as when the engine's process is killed
     deadline = time.monotonic() + 90
@@ -93,7 +93,7 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "apart"
 
 
-def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
+def test_worker_spans_join_the_slices_of_the_core(rings: Path) -> None:
     engine = load_engine("random:tiny", OPTIONS, open_probe=Probe.open, in_worker=True)
     engine.generate(prompts(8, vocab=64), Sampling(max_tokens=10))
     engine.close()
@@ -105,8 +105,8 @@ def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
     assert not of(StepSpan, core)
     assert not of(StepSlices, worker)
     spans = {span.step: span.digest for span in of(StepSpan, worker)}
-    told = of(StepSlices, core)
-    assert spans == {slices.step: slices.digest for slices in told}
+    slices_of_steps = of(StepSlices, core)
+    assert spans == {slices.step: slices.digest for slices in slices_of_steps}
     assert 0 not in spans.values()
     by_phase = tokens_signed(worker)
     assert by_phase == tokens_told(core)
@@ -129,7 +129,7 @@ def test_the_workers_spans_meet_the_cores_slices(rings: Path) -> None:
     source.close()
 
 
-def test_a_killed_worker_ends_the_engine_with_one_clear_word() -> None:
+def test_killed_worker_ends_the_engine_with_one_error() -> None:
     engine = remote_engine()
     pid = pid_of(engine)
     engine.submit([1, 2, 3], Sampling(max_tokens=50))
@@ -142,6 +142,6 @@ def test_a_killed_worker_ends_the_engine_with_one_clear_word() -> None:
     engine.close()
 
 
-def test_what_cannot_be_loaded_is_said_by_the_one_who_asked(tmp_path: Path) -> None:
+def test_load_failure_is_raised_in_the_caller(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no model"):
         load_engine(str(tmp_path / "nothing"), in_worker=True)

@@ -63,7 +63,7 @@ async def complete(request: Request) -> Response:
 
     async def stream() -> AsyncIterator[str]:
         num_output = 0
-        async for delivery in front_end.ask(prompt, sampling):
+        async for delivery in front_end.generate(prompt, sampling):
             num_output += delivery.num_tokens
             usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output}
             text: dict[str, Any] = {"text": delivery.text}

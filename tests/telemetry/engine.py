@@ -61,9 +61,9 @@ class FaultyFrontEnd(FrontEnd):
 
     is_late = False
 
-    def _hand_over(self, outputs: list[Output]) -> None:
+    def _post_outputs(self, outputs: list[Output]) -> None:
         if not self.is_late:
-            super()._hand_over(outputs)
+            super()._post_outputs(outputs)
         elif self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.call_later, LATE_S, self._deliver, outputs)
 
@@ -77,7 +77,7 @@ class Client:
     async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         """Send a request; yield what comes."""
         sampling = Sampling(max_tokens=ask.max_tokens, ignore_eos=True)
-        async for delivery in self._front_end.ask(ask.prompt, sampling, external_id=ask.name):
+        async for delivery in self._front_end.generate(ask.prompt, sampling, external_id=ask.name):
             if delivery.num_tokens:
                 yield ReceivedTokens(time.monotonic_ns(), delivery.num_tokens)
 
@@ -109,7 +109,7 @@ class Faults:
         say("DONE")
 
     async def _hog(self, number: int) -> None:
-        async for _ in self._front_end.ask("while True:", _HOG, external_id=f"hog-{number}"):
+        async for _ in self._front_end.generate("while True:", _HOG, external_id=f"hog-{number}"):
             pass
 
 

@@ -2,14 +2,14 @@
 
     python -m inferscope.engine.builtin.train OUT --minutes 22
 
-The demo must answer real prompts on a laptop that can download nothing, so the package carries a
-1.3 M-parameter Llama that has read one thing: the source of the CPython standard library on the
-machine that trained it (PSF licence, see README.md beside this file). It writes plausible Python,
-which is enough for text on the screen to be readable and for prompts to have real structure.
+The demo must answer real prompts on a laptop without downloads, so the package contains a
+1.3 M-parameter Llama. It is trained on the source of the CPython standard library of the training
+machine (PSF licence, see README.md in this folder). It writes plausible Python: the demo's text is
+readable, and its prompts have real structure.
 
-A tokenizer (byte-level BPE, 1,024 entries) is trained first, then the model, on one thread, for a
-wall-clock budget; the learning rate follows the clock, so a slower machine gets fewer steps rather
-than an unfinished schedule.
+First a tokenizer is trained (byte-level BPE, 1,024 entries), then the model, on one thread, for a
+wall-clock budget. The learning rate follows the clock, so a slower machine runs fewer steps of a
+complete schedule.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SHAPE = LlamaConfig(
 
 
 def sources() -> list[str]:
-    """Read the standard library's modules, shuffled with a fixed seed."""
+    """Return the sources of the standard library, shuffled with a fixed seed."""
     root = sysconfig.get_path("stdlib")
     files = sorted(
         path for path in Path(root).rglob("*.py") if not any(x in str(path) for x in LEFT_OUT)
@@ -72,7 +72,7 @@ def sources() -> list[str]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Train a byte-level BPE, so that any prompt can be encoded and none is unknown."""
+    """Train a byte-level BPE tokenizer, which can encode any prompt."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -87,7 +87,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
-    """Concatenate the texts' tokens, each ended by `<|endoftext|>`."""
+    """Return the texts' tokens concatenated, each followed by `<|endoftext|>`."""
     return torch.tensor([t for text in texts for t in [*tokenizer.encode(text).ids, 0]])
 
 

@@ -1,10 +1,10 @@
-"""The reference engine behind an OpenAI-compatible streaming API, in processes of their own.
+"""OpenAI-compatible streaming server of the reference engine, in several processes.
 
                     ┌─ API server 0 ─┐
     clients ──HTTP──┼─ API server 1 ─┼──ZeroMQ── core: model, step loop
                     └─ …             ┘
-              supervisor: starts them all, and ends them
+              supervisor: starts and stops all processes
 
-What costs the step loop nothing happens in the API servers: HTTP, templates, tokenising,
-detokenising, stop strings. Per step the core sends each of them one message.
+The API servers do all work outside the step loop: HTTP, templates, tokenization, detokenization,
+stop strings. Per step, the core sends one message to each API server with outputs.
 """

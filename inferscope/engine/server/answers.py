@@ -1,4 +1,4 @@
-"""OpenAI's answers: whole ones, and the chunks of streams."""
+"""OpenAI responses: complete bodies, and the chunks of streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Cached(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Numbers of tokens."""
+    """Token counts of a response."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,12 +27,12 @@ class Usage(msgspec.Struct):
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Return the numbers of tokens as clients know them."""
+    """Return the token counts in OpenAI's form."""
     total = prompt_tokens + completion_tokens
     return Usage(prompt_tokens, completion_tokens, total, _Cached(cached_tokens))
 
 
-class _Said(msgspec.Struct, omit_defaults=True):
+class _ChatMessage(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
 
@@ -46,14 +46,14 @@ class _TextChoice(msgspec.Struct):
 
 class _MessageChoice(msgspec.Struct):
     index: int
-    message: _Said
+    message: _ChatMessage
     finish_reason: str | None
     logprobs: None = None
 
 
 class _DeltaChoice(msgspec.Struct):
     index: int
-    delta: _Said
+    delta: _ChatMessage
     finish_reason: str | None
     logprobs: None = None
 
@@ -71,25 +71,25 @@ class _Answer(msgspec.Struct):
 
 
 class Answer:
-    """Writes the answer to one HTTP request."""
+    """Encoder of the response to one HTTP request."""
 
     def __init__(self, kind: Kind, model: str) -> None:
-        """Begin an answer.
+        """Create the encoder of a response.
 
         Args:
             kind: completion or chat.
-            model: the name under which it is served.
+            model: served name of the model.
         """
         self._is_chat = kind == "chat"
         self.id = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._model = model
         self._created = int(time.time())
-        self._introduced: set[int] = set()
+        self._begun_choices: set[int] = set()
 
     def whole(self, texts: list[tuple[str, str | None]], usage: Usage) -> bytes:
-        """Return all of it: by choice, the text and why it ended."""
+        """Return the complete body from each choice's text and finish reason."""
         choices: list[_Choice] = [
-            _MessageChoice(index, _Said("assistant", text), reason)
+            _MessageChoice(index, _ChatMessage("assistant", text), reason)
             if self._is_chat
             else _TextChoice(index, text, reason)
             for index, (text, reason) in enumerate(texts)
@@ -104,25 +104,25 @@ class Answer:
         finish_reason: str | None,
         usage: Usage | msgspec.UnsetType | None,
     ) -> bytes:
-        """Return one choice's next piece as an event; a chat's first one is preceded by its role.
+        """Return a choice's next chunk as an event; the first one of a chat is preceded by a role.
 
         Args:
-            index: the choice.
+            index: index of the choice.
             text: new text, which may be empty.
-            finish_reason: with the last piece, why it is the last.
-            usage: so far; None to say null, as OpenAI does where usage comes at the end.
+            finish_reason: finish reason on the last chunk, else None.
+            usage: token counts so far; None encodes null, as OpenAI does if usage comes at the end.
         """
         if not self._is_chat:
             return self._event([_TextChoice(index, text, finish_reason)], usage)
-        piece = self._event([_DeltaChoice(index, _Said(content=text), finish_reason)], usage)
-        if index in self._introduced:
+        piece = self._event([_DeltaChoice(index, _ChatMessage(content=text), finish_reason)], usage)
+        if index in self._begun_choices:
             return piece
-        self._introduced.add(index)
-        opening = _DeltaChoice(index, _Said("assistant", ""), None)
+        self._begun_choices.add(index)
+        opening = _DeltaChoice(index, _ChatMessage("assistant", ""), None)
         return self._event([opening], usage) + piece
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """Return the event that has only the numbers of tokens."""
+        """Return the event that holds only the token counts."""
         return self._event([], usage)
 
     def _event(self, choices: list[_Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:

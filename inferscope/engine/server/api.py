@@ -1,4 +1,4 @@
-"""An API server's process: HTTP on a socket it shares with the others, a link to the engine."""
+"""Process of an API server: HTTP on a shared listening socket, and a link to the core."""
 
 from __future__ import annotations
 
@@ -18,36 +18,42 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from inferscope.engine.names import load_tokenizer
+from inferscope.engine.model_names import load_tokenizer
 from inferscope.engine.request import Finish
 from inferscope.engine.server.app import Service, build_app
 from inferscope.engine.server.chat import load_template
 from inferscope.engine.server.connection import limited
-from inferscope.engine.server.exchange import Exchange, Front
+from inferscope.engine.server.delivery_log import DeliveryLog
+from inferscope.engine.server.exchange import Exchange, FrontEndContext
 from inferscope.engine.server.link import Link
-from inferscope.engine.server.parent import CORE_GONE, Failed, Ready, listen_to_parent, say
-from inferscope.engine.server.written import Written
+from inferscope.engine.server.parent import (
+    CORE_GONE,
+    Failed,
+    Ready,
+    listen_to_parent,
+    send_to_parent,
+)
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
 logger = logging.getLogger(__name__)
 
-_ACCEPT_AT_ONCE = 8
-"""Connections that one API server takes in a row: of a burst, the others shall have theirs."""
+_ACCEPT_BURST = 8
+"""Maximum connections accepted in a row, so that a burst spreads over the API servers."""
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 65
 
 
 class ApiSettings(msgspec.Struct, frozen=True):
-    """What the parent wants.
+    """Settings of an API server, sent by the supervisor.
 
     Attributes:
-        name: of this process among all API servers that this engine ever had.
-        rank: its number among those running.
-        handle: the listening socket.
-        drain_s: how long requests may go on after the word to stop.
-        client_timeout_s: how long a client may leave its answer unread, or its request unsaid.
-        max_connections: of clients, at a time.
+        name: name that no other API server of this engine has or had.
+        rank: index among the running API servers.
+        handle: file descriptor of the listening socket.
+        drain_s: seconds that requests may continue after the stop command.
+        client_timeout_s: seconds without progress of a client that sends or reads.
+        max_connections: maximum number of open client connections.
     """
 
     name: str
@@ -62,32 +68,32 @@ class ApiSettings(msgspec.Struct, frozen=True):
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, which says when it has begun."""
+    """Uvicorn server that reports to the supervisor when it is ready."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or []:
             listening.listen(_BACKLOG)
-        say(Ready())
+        send_to_parent(Ready())
 
 
 class _Process:
-    """The API server."""
+    """State of the API server process."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self._settings = settings
         self._exchanges: set[Exchange] = set()
         self._link: Link | None = None
         self._server: _Server | None = None
-        self._is_deaf = False
+        self._is_core_unreachable = False
 
     async def run(self) -> int:
-        """Serve until told to stop; return the process's exit code."""
+        """Serve until the stop command; return the process's exit code."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         listen_to_parent(
-            lambda word: loop.call_soon_threadsafe(self._on_word, word),
-            # As the core does: whoever leaves last takes the folder of sockets along.
+            lambda command: loop.call_soon_threadsafe(self._on_command, command),
+            # Every process removes the folder of sockets, in case it exits last.
             on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True),
         )
         tokenizer = load_tokenizer(settings.model)
@@ -95,16 +101,16 @@ class _Process:
         link = self._link = Link(Path(settings.folder), settings.name)
         welcome = await link.connect()
         probe = Probe.open(welcome.info, role="frontend", rank=settings.rank)
-        front = Front(
+        context = FrontEndContext(
             tokenizer,
             link,
             probe,
-            Written(probe),
+            DeliveryLog(probe),
             self._exchanges,
             max_model_tokens=welcome.max_model_tokens,
             vocab=welcome.vocab,
         )
-        service = Service(front, template, settings.served_name, int(time.time()))
+        service = Service(context, template, settings.served_name, int(time.time()))
         self._server = _Server(
             uvicorn.Config(
                 build_app(service),
@@ -115,38 +121,41 @@ class _Process:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # it warns of every client that speaks no HTTP
+                log_level="error",  # it warns of every client that does not speak HTTP
                 access_log=False,
                 server_header=False,
-                backlog=_ACCEPT_AT_ONCE,
+                backlog=_ACCEPT_BURST,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(settings.drain_s) + 2),
             )
         )
         receiving = asyncio.create_task(link.receive())
-        receiving.add_done_callback(self._on_deaf)
+        receiving.add_done_callback(self._on_core_unreachable)
         await self._server.serve([socket.socket(fileno=settings.handle)])
         receiving.cancel()
         probe.close()
         link.close()
-        return 1 if self._is_deaf else 0
+        return 1 if self._is_core_unreachable else 0
 
-    def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
-        """End this process when it can no longer hear the engine; another takes its place."""
+    def _on_core_unreachable(self, receiving: asyncio.Task[None]) -> None:
+        """Stop this process if it cannot receive from the core; the supervisor replaces it."""
         if receiving.cancelled():
             return
-        logger.error("the way from the engine has failed", exc_info=receiving.exception())
+        logger.error(
+            "receiving from the engine failed; this API server exits and is replaced",
+            exc_info=receiving.exception(),
+        )
         assert self._link is not None
         assert self._server is not None
-        self._is_deaf = True
-        self._link.lose()
+        self._is_core_unreachable = True
+        self._link.mark_lost()
         self._server.should_exit = True
 
-    def _on_word(self, word: str) -> None:
+    def _on_command(self, command: str) -> None:
         if self._link is None or self._server is None:
-            os._exit(0)  # nobody is served yet
-        if word == CORE_GONE:
-            self._link.lose()
+            os._exit(0)  # no client is connected yet
+        if command == CORE_GONE:
+            self._link.mark_lost()
         else:
             self._server.should_exit = True
             asyncio.get_running_loop().call_later(
@@ -155,21 +164,21 @@ class _Process:
 
     def _end_all(self, reason: Finish) -> None:
         for exchange in list(self._exchanges):
-            exchange.leave(reason)
+            exchange.end_early(reason)
 
 
 def _shed(link: Link, probe: Probe) -> None:
-    """Record a connection that was refused: the request in it was never read."""
+    """Record a rejected connection, whose request was not read, as shed."""
     index = probe.received(link.name_request())
     probe.finished(index, "shed")
     probe.last_byte(index)
 
 
 def main() -> int:
-    """Run until the parent says stop or is gone; return the process's exit code."""
+    """Run until the parent sends stop or exits; return the process's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
-    # Uvicorn stops in order on SIGTERM, and raises it again when it has.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends stop
+    # Uvicorn shuts down on SIGTERM and then raises the signal again.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     with suppress(ValueError, OSError):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -178,7 +187,7 @@ def main() -> int:
     try:
         return asyncio.run(_Process(settings).run())
     except InferScopeError as error:
-        say(Failed(str(error), error.exit_code))
+        send_to_parent(Failed(str(error), error.exit_code))
         return error.exit_code
 
 

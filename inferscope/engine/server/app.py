@@ -1,4 +1,4 @@
-"""The routes of an API server."""
+"""Routes of an API server."""
 
 from __future__ import annotations
 
@@ -25,39 +25,40 @@ from inferscope.engine.server.answers import Answer, Kind
 from inferscope.engine.server.bodies import Bodies
 from inferscope.engine.server.chat import Template
 from inferscope.engine.server.connection import Connection
-from inferscope.engine.server.errors import ApiError, Left, bad_field
+from inferscope.engine.server.errors import ApiError, ClientDisconnected, bad_field
 from inferscope.engine.server.exchange import (
     LONG_PROMPT_CHARS,
     Exchange,
-    Front,
+    FrontEndContext,
     Origin,
     check_length,
 )
 from inferscope.engine.server.metrics import CONTENT_TYPE, page
 from inferscope.engine.server.parts import sections_of
-from inferscope.engine.server.protocol import Ask
+from inferscope.engine.server.protocol import GenerationCall
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
 from inferscope.probe.headers import AllowedHeaders
 from inferscope.probe.parts import HEADER, Labels
 from inferscope.probe.place import server_place
 
 _NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
-"""What may stand in a header of the answer."""
+"""Bytes allowed in a response header."""
 _Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
 class Service:
-    """What an API server serves.
+    """Model, template and limits that an API server serves.
 
     Attributes:
-        front: its way to the engine.
-        template: from a chat to a prompt.
-        served_name: of the model.
-        created: when it came up, for the list of models.
+        front: shared context of all exchanges.
+        template: function from a chat to a prompt.
+        served_name: served name of the model.
+        created: Unix time of the start, for the list of models.
+        bodies: memory budget of request bodies.
     """
 
-    front: Front
+    front: FrontEndContext
     template: Template
     served_name: str
     created: int
@@ -65,7 +66,7 @@ class Service:
     _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     async def read(self, read: Callable[[bytes], _Read], receive: Receive) -> _Read:
-        """Read a request's body, a large one in a thread; two at a time, for each takes memory."""
+        """Read and parse a request's body; large ones in a thread, two at a time for memory."""
         with self.bodies.hold() as held:
             body = await held.read(receive)
             if len(body) < LONG_PROMPT_CHARS:
@@ -74,18 +75,18 @@ class Service:
                 return await asyncio.to_thread(read, body)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model; one that names none gets this one."""
+        """Reject a request for another model; a request without a model name is accepted."""
         if name not in (None, self.served_name):
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist. This server has {self.served_name!r}.",
+                f"the model {name[:200]!r} does not exist. Use {self.served_name!r}.",
                 param="model",
                 code="model_not_found",
             )
 
 
 def build_app(service: Service) -> ASGIApp:
-    """Return the application."""
+    """Return the ASGI application of a service."""
     plain, labels = _Plain(service), Labels(service.front.probe.warn)
     generation = partial(_Generation, service, labels=labels, allowed=AllowedHeaders(os.environ))
     app = Starlette(
@@ -107,7 +108,7 @@ def build_app(service: Service) -> ASGIApp:
 
 
 class _Edge:
-    """The outermost layer: when a request came."""
+    """Outermost ASGI layer, which notes each request's arrival time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -118,7 +119,7 @@ class _Edge:
 
 
 class _Generation:
-    """An endpoint that generates text."""
+    """Endpoint that generates text."""
 
     def __init__(
         self, service: Service, kind: Kind, labels: Labels, allowed: AllowedHeaders
@@ -131,8 +132,8 @@ class _Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         answer = Answer(self._kind, service.served_name)
-        line: Connection = scope["state"]["connection"]
-        given, told = _given_name(scope), _header(scope, HEADER)
+        connection: Connection = scope["state"]["connection"]
+        given, label_header = _given_name(scope), _header(scope, HEADER)
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
         allowed = self._allowed.read(scope["headers"])
         origin = Origin(
@@ -140,56 +141,56 @@ class _Generation:
             external_id=None if given is None else _text(given),
             trace=(_header(scope, b"traceparent") or b"").decode("latin-1"),
             endpoint=scope["path"],
-            line=line,
-            parts=() if told is None else self._labels.read(told),
+            connection=connection,
+            parts=() if label_header is None else self._labels.read(label_header),
             attributes={"response_id": answer.id, **server_place(scope), **allowed},
         )
-        ask, error = None, None
+        call, error = None, None
         try:
-            ask = await service.read(self._read, receive)
+            call = await service.read(self._read, receive)
         except ApiError as refused:
             error = refused
-        except Left:
+        except ClientDisconnected:
             return
-        exchange = Exchange(service.front, origin, ask)
-        leaver = asyncio.create_task(_watch(receive, exchange, line))
+        exchange = Exchange(service.front, origin, call)
+        disconnect_watch = asyncio.create_task(_watch_disconnect(receive, exchange, connection))
         try:
             if error is not None:
                 raise error
-            assert ask is not None
-            await exchange.submit(ask)
-            if ask.is_stream:
-                await send_events(exchange, answer, ask, send, headers)
+            assert call is not None
+            await exchange.submit(call)
+            if call.is_stream:
+                await send_events(exchange, answer, call, send, headers)
             else:
                 await send_whole(exchange, answer, send, headers)
         except ApiError as refused:
             exchange.refuse(refused.status)
             await send_body(send, refused.status, refused.body, headers + _headers(refused))
-        except Left:
-            exchange.leave(line.parting)
+        except ClientDisconnected:
+            exchange.end_early(connection.lost_finish)
         finally:
-            leaver.cancel()
+            disconnect_watch.cancel()
             exchange.close()
 
-    def _read(self, body: bytes) -> Ask:
+    def _read(self, body: bytes) -> GenerationCall:
         service = self._service
         if self._kind == "completion":
             completion = protocol.parse(body, protocol.CompletionRequest)
             service.check_model(completion.model)
-            return protocol.completion_ask(completion)
+            return protocol.completion_call(completion)
         chat = protocol.parse(body, protocol.ChatRequest)
         service.check_model(chat.model)
-        messages, told = chat.messages, chat.chat_template_kwargs or {}
-        prompt = service.template(messages, told)
-        write = partial(service.template, told=told, begins_answer=False)
+        messages, template_args = chat.messages, chat.chat_template_kwargs or {}
+        prompt = service.template(messages, template_args)
+        write = partial(service.template, template_args=template_args, begins_answer=False)
         sections = sections_of(messages, prompt, write) if service.front.probe.on else ()
-        return protocol.chat_ask(
+        return protocol.chat_call(
             chat, prompt, max_model_tokens=service.front.max_model_tokens, sections=sections
         )
 
 
 class _Plain:
-    """The endpoints that answer at once."""
+    """Endpoints that do not generate text."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -213,7 +214,11 @@ class _Plain:
 
     async def health(self, request: Request) -> Response:
         if self._service.front.link.is_lost:
-            raise ApiError(503, "the engine's process has ended.", code="engine_stopped")
+            raise ApiError(
+                503,
+                "the engine's process has ended. Start the server again.",
+                code="engine_stopped",
+            )
         return Response()
 
     async def version(self, request: Request) -> Response:
@@ -233,14 +238,14 @@ class _Plain:
 
     def tokenize(self, body: bytes) -> Response:
         service = self._service
-        asked = protocol.parse(body, protocol.TokenizeRequest)
-        service.check_model(asked.model)
-        if asked.messages is not None:
-            text = service.template(asked.messages, {})
-        elif asked.prompt is not None:
-            text = asked.prompt
+        fields = protocol.parse(body, protocol.TokenizeRequest)
+        service.check_model(fields.model)
+        if fields.messages is not None:
+            text = service.template(fields.messages, {})
+        elif fields.prompt is not None:
+            text = fields.prompt
         else:
-            raise bad_field("prompt", "there is neither prompt nor messages. Give one of them.")
+            raise bad_field("prompt", "prompt and messages are missing. Give one of them.")
         longest = service.front.max_model_tokens
         check_length(text, max_model_tokens=longest)
         tokens = service.front.tokenizer.encode(text)
@@ -248,24 +253,24 @@ class _Plain:
 
     def detokenize(self, body: bytes) -> Response:
         service = self._service
-        asked = protocol.parse(body, protocol.DetokenizeRequest)
-        service.check_model(asked.model)
-        if len(asked.tokens) > protocol.MOST_DETOKENIZED:
+        fields = protocol.parse(body, protocol.DetokenizeRequest)
+        service.check_model(fields.model)
+        if len(fields.tokens) > protocol.MOST_DETOKENIZED:
             raise bad_field(
                 "tokens",
-                f"tokens holds {len(asked.tokens)} ids. Give at most {protocol.MOST_DETOKENIZED}.",
+                f"tokens holds {len(fields.tokens)} ids. Give at most {protocol.MOST_DETOKENIZED}.",
             )
-        if min(asked.tokens, default=0) < 0:
+        if min(fields.tokens, default=0) < 0:
             raise bad_field("tokens", "tokens holds a negative id. Give ids from 0 on.")
-        return _json({"prompt": service.front.tokenizer.decode(asked.tokens)})
+        return _json({"prompt": service.front.tokenizer.decode(fields.tokens)})
 
 
-async def _watch(receive: Receive, exchange: Exchange, line: Connection) -> None:
-    """Note when the client goes."""
+async def _watch_disconnect(receive: Receive, exchange: Exchange, connection: Connection) -> None:
+    """End the exchange early when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    if not exchange.is_answered:  # then it only says that nothing more is to come
-        exchange.leave(line.parting)
+    if not exchange.is_answered:  # after the last chunk, a disconnect is expected
+        exchange.end_early(connection.lost_finish)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -279,8 +284,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """Answer for an error of ours; Starlette raises it again, into the log."""
-    return await _refuse(request, ApiError(500, "an error of the server's own; see its log."))
+    """Return a 500 for an internal error; Starlette logs the error itself."""
+    return await _refuse(
+        request, ApiError(500, "the server failed with an internal error. See its log.")
+    )
 
 
 def _json(value: object) -> Response:
@@ -296,7 +303,7 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _text(value: bytes) -> str:
-    """Decode a header: what clients send beyond ASCII is UTF-8 today, and Latin-1 by the book."""
+    """Decode a header: non-ASCII bytes are UTF-8 in practice and Latin-1 by specification."""
     try:
         return value.decode()
     except UnicodeDecodeError:

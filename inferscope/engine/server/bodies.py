@@ -1,40 +1,41 @@
-"""Bodies of requests while they come and are read: each is bounded, and all together are.
+"""Memory limits of request bodies: per body, and in total per API server.
 
-What a body holds in memory counts from its first large piece until it is read. Where all of them
-together have taken what they may, a further large body is refused; a small one never is.
+A body counts from the time it exceeds `SMALL_BODY_BYTES` until it is parsed. At the total limit, a
+further large body is rejected; a small one never is.
 """
 
 from __future__ import annotations
 
 from starlette.types import Receive
 
-from inferscope.engine.server.errors import ApiError, Left
+from inferscope.engine.server.errors import ApiError, ClientDisconnected
 
 MOST_BODY_BYTES = 8 << 20
+"""Maximum size of one body, in bytes."""
 MOST_BODIES_BYTES = 64 << 20
-"""Maximum of all bodies that an API server holds at a time."""
+"""Maximum size of all bodies that an API server holds at a time, in bytes."""
 SMALL_BODY_BYTES = 64 << 10
-"""Bytes of each body that are not counted."""
+"""Bytes per body that are not counted."""
 _MOST_DISCARDED_BYTES = 8 * MOST_BODY_BYTES
 
 
 class Bodies:
-    """The memory that bodies take in one API server.
+    """Memory budget of the bodies in one API server.
 
     Attributes:
-        num_bytes: taken now.
+        num_bytes: bytes counted now.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
 
     def hold(self) -> Body:
-        """Return a place for a body; to be used as a context."""
+        """Return the budget entry of a body, a context manager."""
         return Body(self)
 
 
 class Body:
-    """One body, held until its context ends."""
+    """Budget entry of one body, released at the end of its context."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
@@ -47,21 +48,21 @@ class Body:
         self._count(0)
 
     async def read(self, receive: Receive) -> bytes:
-        """Return what the client sends.
+        """Return the body that the client sends.
 
-        A body that cannot be held is read to its end and thrown away: a client that is still
-        sending would lose our answer with the connection. To a point.
+        A body over a limit is read and discarded, up to `_MOST_DISCARDED_BYTES`: a client that
+        is still sending would lose the response with the connection.
 
         Raises:
-            ApiError: it is too large, or others have taken the memory.
-            Left: the client has gone.
+            ApiError: the body is too large, or other bodies use the whole budget.
+            ClientDisconnected: the client disconnected.
         """
         parts: list[bytes] = []
         num_bytes, is_held = 0, True
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Left
+                raise ClientDisconnected
             part = message.get("body", b"")
             num_bytes += len(part)
             is_held = is_held and num_bytes <= MOST_BODY_BYTES and self._count(num_bytes)
@@ -77,7 +78,7 @@ class Body:
                 return b"".join(parts)
 
     def _count(self, num_bytes: int) -> bool:
-        """Count the body with this size, if there is room for it; return whether there is."""
+        """Count the body with this size if the budget allows it; return whether it does."""
         num = max(0, num_bytes - SMALL_BODY_BYTES)
         total = self._bodies.num_bytes + num - self._num_counted
         if num > self._num_counted and total > MOST_BODIES_BYTES:

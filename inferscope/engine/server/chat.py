@@ -1,8 +1,7 @@
-"""A chat as the text that the model continues.
+"""Chat templates: the prompt text of a chat.
 
-The checkpoint's own template is used where there is one and jinja2 is installed (`pip install
-jinja2`; it comes with transformers). Otherwise each message is a line, and the answer's line is
-begun:
+A checkpoint's template is used if it has one and jinja2 is installed (`pip install jinja2`;
+transformers includes it). Otherwise each message is a line, and the last line opens the answer:
 
     user: How do I read a file?
     assistant:
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from inferscope.engine import shapes
-from inferscope.engine.names import BUILTIN, model_folder
+from inferscope.engine.model_names import BUILTIN, model_folder
 from inferscope.engine.server.errors import ApiError, bad_field
 from inferscope.engine.server.protocol import Message
 from inferscope.errors import BadInput
@@ -27,12 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 class Template(Protocol):
-    """From messages, and what the request tells the template, to a prompt."""
+    """Function from messages and template arguments to a prompt."""
 
     def __call__(
-        self, messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True
+        self,
+        messages: list[Message],
+        template_args: Mapping[str, Any],
+        *,
+        begins_answer: bool = True,
     ) -> str:
-        """Return the prompt, or without the beginning of an answer what has been said."""
+        """Return the prompt, which opens an answer if `begins_answer`."""
 
 
 def load_template(model: str) -> Template:
@@ -46,25 +49,27 @@ def load_template(model: str) -> Template:
         return plain
     if importlib.util.find_spec("jinja2") is None:
         logger.warning(
-            "%s has a chat template, and jinja2 is not installed: chats are written plainly, "
-            "one message per line. pip install jinja2",
+            "chat template of %s ignored: jinja2 is not installed; chats use one line per message. "
+            "Run: pip install jinja2",
             folder,
         )
         return plain
     return _compiled(source, settings, origin=model)
 
 
-def plain(messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True) -> str:
-    """Write each message as a line, and begin the assistant's."""
+def plain(
+    messages: list[Message], template_args: Mapping[str, Any], *, begins_answer: bool = True
+) -> str:
+    """Return the messages, one line each, and the opening of the assistant's line."""
     lines = [f"{message.role}: {text_of(message)}\n" for message in messages]
     return "".join([*lines, "assistant:"] if begins_answer else lines)
 
 
 def text_of(message: Message) -> str:
-    """Return a message's text, its parts joined.
+    """Return a message's text, with its parts joined by line breaks.
 
     Raises:
-        ApiError: a part is no text.
+        ApiError: a part is not text, or the message calls tools.
     """
     if message.tool_calls or message.function_call:
         raise bad_field("messages", "a message calls tools, which are not supported. Leave it out.")
@@ -87,16 +92,16 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the template's text: a file of its own, or in the tokenizer's settings."""
+    """Return the template's source, from its own file or the tokenizer's settings."""
     try:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     except OSError:
         found = settings.get("chat_template")
     except UnicodeDecodeError:
         raise BadInput(
-            f"{folder / 'chat_template.jinja'} is no UTF-8 text. Download the checkpoint again."
+            f"{folder / 'chat_template.jinja'} is not UTF-8 text. Download the checkpoint again."
         ) from None
-    if isinstance(found, list):  # several, by name
+    if isinstance(found, list):  # several templates, by name
         by_name = {one.get("name"): one.get("template") for one in found}
         found = by_name.get("default")
     return found if isinstance(found, str) else None
@@ -113,16 +118,19 @@ def _compiled(source: str, settings: Mapping[str, Any], *, origin: str) -> Templ
     }
 
     def render(
-        messages: list[Message], told: Mapping[str, Any], *, begins_answer: bool = True
+        messages: list[Message], template_args: Mapping[str, Any], *, begins_answer: bool = True
     ) -> str:
         turns = [{"role": message.role, "content": text_of(message)} for message in messages]
         try:
-            asked = {"messages": turns, "add_generation_prompt": begins_answer}
-            return write({**tokens, **told, **asked})
-        # A template is a program: on a chat it was not made for, it fails in any way at all.
+            standard = {"messages": turns, "add_generation_prompt": begins_answer}
+            return write({**tokens, **template_args, **standard})
+        # A template is a program: on a chat that it does not support it can raise anything.
         except Exception as error:
             raise ApiError(
-                400, f"the chat template refuses: {error}.", param="messages", code="chat_template"
+                400,
+                f"the chat template failed: {error}. Change the messages to what it supports.",
+                param="messages",
+                code="chat_template",
             ) from None
 
     return render

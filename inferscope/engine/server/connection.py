@@ -1,8 +1,8 @@
-"""A client's connection: what it may send, how long it may take, and what it has taken.
+"""Client connection: limits on what a client sends, timeouts, and delivery.
 
-A client that leaves its answer unread is held by its connection, not by its request, so every
-route is covered. Bytes are with the client when they have left our buffer; the kernel's are kept
-small (see `launch.listen`).
+The timeout for an unread response applies to the connection, not to the request, so it covers every
+route. Bytes count as delivered when they have left the process's buffer; the kernel's buffer is
+kept small (see `launch.listen`).
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from inferscope.engine.request import Finish
-from inferscope.engine.server.errors import ApiError, Left
+from inferscope.engine.server.errors import ApiError, ClientDisconnected
 
 _MOST_HEAD_BYTES = 64 << 10
 _BODY_BYTES = 1 << 20
-"""Each so much of a body that has come gives the rest as much time again."""
-_LOOKS = 4
-"""How often a silent client is looked at until its time is over."""
-_PEER_LOOK_S = 0.1
+"""Bytes of a body that extend its deadline by another timeout."""
+_CHECKS = 4
+"""Number of checks of a client that does not read, per timeout."""
+_PEER_CHECK_S = 0.1
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Any client must pass over it (RFC 9110, section 15.2), and the kernel of one that is gone says
-so."""
+"""Interim response that clients must ignore (RFC 9110, section 15.2); the kernel of a client that
+has exited answers it with a reset."""
 
 
 class Connection(HttpToolsProtocol):
-    """One client.
+    """Connection of one client.
 
     Attributes:
-        timeout_s: how long its head may take, then each MiB of its body, and how long it may leave
-            an answer unread.
-        most: connections that an API server has at a time.
-        on_shed: called for each connection that is refused beyond that number.
-        parting: how its requests end when it is lost.
+        timeout_s: maximum seconds for a request's head, for each MiB of its body, and without
+            reading a response.
+        most: maximum number of connections of an API server.
+        on_shed: callback for each connection rejected beyond that number.
+        lost_finish: finish reason of its requests if the connection is lost.
     """
 
     timeout_s = 30.0
     most = 2048
     on_shed: Callable[[], None] = staticmethod(lambda: None)
-    parting: Finish = "client_cancel"
+    lost_finish: Finish = "client_cancel"
 
-    # --- what the application needs -----------------------------------------------------------
+    # --- for the application ----------------------------------------------------------------
 
     async def drained(self) -> int:
-        """Wait until the client has what was sent; return for how long it had not read, in ns.
+        """Wait until all sent bytes are delivered; return how long the client did not read, in ns.
 
         Raises:
-            Left: it never will.
+            ClientDisconnected: the connection was lost before.
         """
         if not self._is_lost and self.flow.write_paused:
             paused_ns = self._paused_ns
             await self.flow.drain()
             if not self._has_lost_bytes:
-                return time.monotonic_ns() - paused_ns  # it may be closed by now, as it should
+                return time.monotonic_ns() - paused_ns  # the connection may be closed by now
         if self._is_lost:
-            raise Left
+            raise ClientDisconnected
         return 0
 
     @property
     def is_stuck(self) -> bool:
-        """The client has not taken all that was sent."""
+        """Whether sent bytes are not yet delivered."""
         return self.flow.write_paused
 
     def abort(self) -> None:
-        """End it, whatever is still to be sent."""
+        """Close the connection and discard unsent bytes."""
         self.transport.abort()
 
-    # --- its life -----------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
+        """Initialize the connection and enforce the connection limit."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         self.app_state = {**self.app_state, "connection": self}
@@ -94,10 +94,10 @@ class Connection(HttpToolsProtocol):
         self._read_watch: asyncio.TimerHandle | None = None
         self._watch_reading()
         if len(self.connections) > self.most:
-            self._make_room()
+            self._evict_or_refuse()
 
-    def _make_room(self) -> None:
-        """End the connection that has been without a whole request for the longest, or this one."""
+    def _evict_or_refuse(self) -> None:
+        """Close the connection that has waited longest for a request, or reject this one."""
         waiting = [
             each
             for each in self.connections
@@ -110,20 +110,20 @@ class Connection(HttpToolsProtocol):
             self._refuse(
                 ApiError(
                     503,
-                    f"the server has {self.most} connections, all with a request. Try again.",
+                    f"the server has {self.most} connections, all with a request. Try again later.",
                     code="too_many_connections",
                 )
             )
 
     @property
     def _is_waiting(self) -> bool:
-        """Return whether a request, or the rest of one, is still to come."""
+        """Whether the connection waits for a request, or for the rest of one."""
         cycle = self.cycle
         is_idle = cycle is None or cycle.response_complete or cycle.more_body
         return is_idle and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note whether the client has all that was sent."""
+        """Note whether sent bytes were lost, and cancel all timers."""
         self._is_lost = True
         self._has_lost_bytes = self.flow.write_paused
         for watch in (self._read_watch, self._write_watch, self._peer_watch):
@@ -132,38 +132,38 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep a connection whose client waits for its answer, having said all it had to say."""
+        """Keep a half-closed connection whose client waits for its response."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body:
             return None
         cycle.keep_alive = False
-        # One that has closed its end altogether looks the same until something is sent to it.
+        # A fully closed client looks the same until something is sent to it.
         is_modern = cycle.scope["http_version"] == "1.1"
         if is_modern and not cycle.response_started and not self.pipeline:
             self.transport.write(_PROBE)
-        self._look_for_peer()
+        self._check_peer()
         return True
 
-    def _look_for_peer(self) -> None:
+    def _check_peer(self) -> None:
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         else:
-            self._peer_watch = self.loop.call_later(_PEER_LOOK_S, self._look_for_peer)
+            self._peer_watch = self.loop.call_later(_PEER_CHECK_S, self._check_peer)
 
-    # --- what comes in ------------------------------------------------------------------------
+    # --- receiving -------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and bound a head that does not end."""
+        """Parse the data and limit the size of the request's head."""
         self._has_begun_head = False
         super().data_received(data)
-        # Of a chunk in which a head begins, it is not known how much of it is head.
+        # In data where a head begins, the size of the head is unknown.
         if self._is_in_head and not self._has_begun_head and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > _MOST_HEAD_BYTES:
                 self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
-        """Give the head its time."""
+        """Start the timeout of the request's head."""
         super().on_message_begin()
         self._is_in_head = True
         self._has_begun_head = True
@@ -173,29 +173,29 @@ class Connection(HttpToolsProtocol):
         self._watch_reading()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the request line."""
+        """Count a part of the request line."""
         super().on_url(url)
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Count a header."""
         super().on_header(name, value)
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Start the request, and give its body its time."""
+        """Start the request and the timeout of its body."""
         self._is_in_head = False
         self._num_body_bytes = 0
         self._watch_reading()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Count a part of the body."""
         self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that the client has said all."""
+        """Stop the timeout: the request is complete."""
         if self._read_watch is not None:
             self._read_watch.cancel()
         super().on_message_complete()
@@ -204,22 +204,22 @@ class Connection(HttpToolsProtocol):
         self._num_field_bytes += num_bytes
         if self._num_field_bytes > _MOST_HEAD_BYTES:
             self._error = _head_too_large()
-            raise ValueError("too large")  # to the parser, which ends with `send_400_response`
+            raise ValueError("too large")  # the parser then calls `send_400_response`
 
     def _watch_reading(self) -> None:
         if self._read_watch is not None:
             self._read_watch.cancel()
-        self._read_watch = self.loop.call_later(self.timeout_s, self._look_at_reading)
+        self._read_watch = self.loop.call_later(self.timeout_s, self._check_read_timeout)
 
-    def _look_at_reading(self) -> None:
-        """End the wait for a head or a body, unless much of it came or we do not read on."""
+    def _check_read_timeout(self) -> None:
+        """Reject the request if its head or body is overdue; restart the timeout otherwise."""
         is_coming = self._num_body_bytes >= _BODY_BYTES
         self._num_body_bytes -= _BODY_BYTES if is_coming else 0
         if self._is_in_head or not (is_coming or self.flow.read_paused):
             self._refuse(
                 ApiError(
                     408,
-                    f"the request did not come within {self.timeout_s:g} s.",
+                    f"the request did not arrive within {self.timeout_s:g} s. Send it again.",
                     code="request_timeout",
                 )
             )
@@ -227,16 +227,18 @@ class Connection(HttpToolsProtocol):
             self._watch_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP as everything else is answered."""
+        """Respond to invalid HTTP with an error of OpenAI's form."""
         self._refuse(
             self._error
             or ApiError(
-                400, "the request is not valid HTTP; nothing of it was served.", code="invalid_http"
+                400,
+                "the request is not valid HTTP and was not served. Send HTTP/1.1.",
+                code="invalid_http",
             )
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection with an error, if there is still a place for one."""
+        """Close the connection with an error response, unless a response has begun."""
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.abort()
@@ -249,10 +251,10 @@ class Connection(HttpToolsProtocol):
         self.transport.write(head.encode() + error.body)
         self.transport.close()
 
-    # --- what goes out ------------------------------------------------------------------------
+    # --- sending ---------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Watch the client: it has not taken all that was sent."""
+        """Start the checks of a client that does not read."""
         super().pause_writing()
         self._paused_ns = time.monotonic_ns()
         self._moved_s = self.loop.time()
@@ -260,22 +262,24 @@ class Connection(HttpToolsProtocol):
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """Note that it has."""
+        """Stop the checks: the client has read."""
         super().resume_writing()
         if self._write_watch is not None:
             self._write_watch.cancel()
 
     def _watch_writing(self) -> None:
-        self._write_watch = self.loop.call_later(self.timeout_s / _LOOKS, self._look_at_writing)
+        self._write_watch = self.loop.call_later(
+            self.timeout_s / _CHECKS, self._check_write_timeout
+        )
 
-    def _look_at_writing(self) -> None:
-        """End a connection whose client has read nothing for too long."""
+    def _check_write_timeout(self) -> None:
+        """Abort the connection if the client has read nothing for `timeout_s`."""
         now_s = self.loop.time()
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes < self._unsent_bytes:
             self._moved_s = now_s
         elif now_s - self._moved_s >= self.timeout_s:
-            self.parting = "timeout"
+            self.lost_finish = "timeout"
             self.transport.abort()
             return
         self._unsent_bytes = unsent_bytes
@@ -283,7 +287,7 @@ class Connection(HttpToolsProtocol):
 
 
 def limited(timeout_s: float, most: int, on_shed: Callable[[], None]) -> type[Connection]:
-    """Return the connection class with this timeout and this maximum number."""
+    """Return a connection class with this timeout and maximum number of connections."""
     own = {"timeout_s": timeout_s, "most": most, "on_shed": staticmethod(on_shed)}
     return type("Connection", (Connection,), own)
 

@@ -1,8 +1,8 @@
-"""The engine's process: model, step loop, and the way to the API servers.
+"""The core process: model, step loop, and links to the API servers.
 
-The main thread takes requests in; the step loop's thread sends outputs out, itself, so that a step
-never waits for another thread. An API server that does not read for `MOST_UNREAD_STEPS` is given
-up: the loop drops what it cannot send, cancels its requests, and the parent ends it.
+The main thread receives requests. The step loop's thread sends the outputs itself, so that a step
+never waits for another thread. If an API server does not read `MOST_UNREAD_STEPS` messages, the
+core discards its messages and cancels its requests, and the supervisor kills it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from inferscope.engine.core import Engine, Output
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe, load_engine
 from inferscope.engine.request import BadRequest, QueueFull
-from inferscope.engine.server.parent import STOP, Failed, Ready, Stuck, listen_to_parent, say
+from inferscope.engine.server.parent import (
+    STOP,
+    Failed,
+    Ready,
+    Stuck,
+    listen_to_parent,
+    send_to_parent,
+)
 from inferscope.engine.server.wire import (
     LINGER_MS,
     MOST_UNREAD_STEPS,
@@ -48,14 +55,14 @@ from inferscope.probe import EngineInfo, Probe
 
 logger = logging.getLogger(__name__)
 
-_LOOK_MS = 100
-"""Between looks at what other threads have decided."""
+_POLL_MS = 100
+"""Milliseconds between checks of the state that other threads change."""
 _WELCOME_S = 5.0
-_WELCOME_LOOK_MS = 2
+_WELCOME_POLL_MS = 2
 
 
 class CoreSettings(msgspec.Struct, frozen=True):
-    """What the parent wants."""
+    """Settings of the core, sent by the supervisor."""
 
     model: str
     served_name: str
@@ -65,21 +72,21 @@ class CoreSettings(msgspec.Struct, frozen=True):
 
 
 class _Link:
-    """The way down to one API server."""
+    """Link from the core to one API server."""
 
-    __slots__ = ("_lock", "_socket", "is_broken", "is_told", "name")
+    __slots__ = ("_lock", "_socket", "is_broken", "is_reported", "name")
 
     def __init__(self, name: str, socket: zmq.Socket[bytes]) -> None:
         self.name = name
         self.is_broken = False
-        self.is_told = False
+        self.is_reported = False
         self._socket = socket
-        # Of a socket that the loop's thread sends on and the main thread closes. Nobody waits
-        # while holding it.
+        # Guards the socket: the loop's thread sends, the main thread closes. Neither blocks while
+        # it holds the lock.
         self._lock = threading.Lock()
 
     def send(self, message: bytes) -> bool:
-        """Send if there is room."""
+        """Send without blocking; return whether the message was queued."""
         with self._lock:
             if self._socket.closed:
                 return False
@@ -95,37 +102,37 @@ class _Link:
 
 
 class Core:
-    """Serves API servers on an engine."""
+    """Server of the API servers on an engine."""
 
     def __init__(self, engine: Engine, info: EngineInfo, folder: Path) -> None:
-        """Listen in a folder; the engine has not been started."""
+        """Bind the sockets in a folder; the engine must not be started yet."""
         self._engine = engine
         self._welcome = encode(Welcome(info, engine.max_model_tokens, engine.model.config.vocab))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.linger = LINGER_MS
-        # A ROUTER at its limit drops what it sends; each API server bounds it by what it submits.
+        # A ROUTER drops messages at its limit; the submissions of each API server bound them.
         self._inbox.sndhwm = 0
         self._inbox.bind(core_address(folder))
         self._links: dict[bytes, _Link] = {}
-        """By the identity that ZeroMQ gave the API server."""
+        """Link by the API server's ZeroMQ identity."""
         self._link_of: dict[str, _Link] = {}
-        """By request. The main thread adds, the loop's thread removes."""
+        """Link by request id; the main thread adds entries, the loop's thread removes them."""
         self._unwelcomed: dict[_Link, float] = {}
-        """Until when each may take to accept our connection."""
+        """Deadline in monotonic seconds for a link to connect."""
 
-    def serve(self, words: SimpleQueue[str]) -> None:
-        """Serve until a word from the parent says stop.
+    def serve(self, commands: SimpleQueue[str]) -> None:
+        """Serve until the stop command.
 
         Raises:
             InferScopeError: the engine's loop has failed.
         """
         self._engine.start(self._deliver)
-        while self._obeys(words) and self._engine.failure is None:
-            if self._inbox.poll(_WELCOME_LOOK_MS if self._unwelcomed else _LOOK_MS):
+        while self._apply_commands(commands) and self._engine.failure is None:
+            if self._inbox.poll(_WELCOME_POLL_MS if self._unwelcomed else _POLL_MS):
                 self._receive(self._inbox.recv_multipart())
-            self._greet()
-            self._tell_of_stuck()
+            self._send_welcomes()
+            self._report_stuck()
         self._engine.close()
         for link in self._links.values():
             link.close(linger_ms=LINGER_MS)
@@ -134,27 +141,27 @@ class Core:
         if self._engine.failure is not None:
             raise InferScopeError(f"the engine's loop failed: {self._engine.failure}")
 
-    def _obeys(self, words: SimpleQueue[str]) -> bool:
-        """Forget the API servers that the parent names; False when it says stop."""
-        while not words.empty():
-            word = words.get()
-            if word == STOP:
+    def _apply_commands(self, commands: SimpleQueue[str]) -> bool:
+        """Drop the API servers named by the supervisor; return False on the stop command."""
+        while not commands.empty():
+            command = commands.get()
+            if command == STOP:
                 return False
-            self._forget(word)
+            self._drop_server(command)
         return True
 
-    def _tell_of_stuck(self) -> None:
+    def _report_stuck(self) -> None:
         for link in self._links.values():
-            if link.is_broken and not link.is_told:
-                link.is_told = True
-                say(Stuck(link.name))
+            if link.is_broken and not link.is_reported:
+                link.is_reported = True
+                send_to_parent(Stuck(link.name))
 
     def _receive(self, frames: list[bytes]) -> None:
         try:
             identity, content = frames
             message = decode_from_server(content)
         except (ValueError, msgspec.MsgspecError):
-            logger.warning("a message to the engine is malformed, and was dropped")
+            logger.warning("malformed message to the engine dropped; its sender gets no answer")
             return
         self._take(identity, message)
 
@@ -173,14 +180,14 @@ class Core:
     def _connect(self, hello: Hello) -> _Link:
         socket = self._context.socket(zmq.PUSH)
         socket.sndhwm = MOST_UNREAD_STEPS
-        # What is sent to a process that is gone must fail, not wait for its return.
+        # Sending to a process that has exited must fail, not wait for a reconnection.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         socket.connect(hello.address)
         return _Link(hello.name, socket)
 
-    def _greet(self) -> None:
-        """Welcome those who have accepted our connection."""
+    def _send_welcomes(self) -> None:
+        """Send a welcome on each link that has connected."""
         now_s = time.monotonic()
         for link, deadline_s in list(self._unwelcomed.items()):
             if link.is_broken or link.send(self._welcome):
@@ -188,34 +195,41 @@ class Core:
             elif now_s > deadline_s:
                 link.is_broken = True
 
-    def _submit(self, identity: bytes, asked: Submit) -> None:
+    def _submit(self, identity: bytes, submission: Submit) -> None:
         link = self._links.get(identity)
         if link is None:
-            self._refuse(identity, asked, "stopped", "this API server is not known to the engine.")
+            self._refuse(
+                identity,
+                submission,
+                "stopped",
+                "the engine does not know this API server. Try again.",
+            )
             return
         if link.is_broken:
             return
-        # Before the engine has it: the first output may come before `submit` returns.
-        self._link_of[asked.request_id] = link
+        # Set before `submit`: the first output may arrive before it returns.
+        self._link_of[submission.request_id] = link
         try:
             self._engine.submit(
-                asked.prompt,
-                asked.sampling,
-                request_id=asked.request_id,
-                external_id=asked.external_id,
-                parent=asked.parent,
+                submission.prompt,
+                submission.sampling,
+                request_id=submission.request_id,
+                external_id=submission.external_id,
+                parent=submission.parent,
             )
         except InferScopeError as error:
-            self._link_of.pop(asked.request_id, None)
-            self._refuse(identity, asked, _kind_of(error), str(error))
-        if link.is_broken:  # by the loop's thread, which may not have seen this one
-            self._engine.cancel(asked.request_id, "server_abort")
+            self._link_of.pop(submission.request_id, None)
+            self._refuse(identity, submission, _kind_of(error), str(error))
+        if link.is_broken:  # the loop's thread may have cancelled before this entry existed
+            self._engine.cancel(submission.request_id, "server_abort")
 
-    def _refuse(self, identity: bytes, asked: Submit, kind: Refusal, message: str) -> None:
-        self._inbox.send_multipart([identity, encode(Refused(asked.request_id, kind, message))])
+    def _refuse(self, identity: bytes, submission: Submit, kind: Refusal, message: str) -> None:
+        self._inbox.send_multipart(
+            [identity, encode(Refused(submission.request_id, kind, message))]
+        )
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """Send what a step did to the API servers; runs in the loop's thread."""
+        """Send a step's outputs to the API servers; runs in the loop's thread."""
         steps: dict[_Link, Step] = {}
         link_of = self._link_of
         for output in outputs:
@@ -241,8 +255,8 @@ class Core:
                 link.is_broken = True
                 self._cancel_all(link)
 
-    def _forget(self, name: str) -> None:
-        """Give up an API server that is gone."""
+    def _drop_server(self, name: str) -> None:
+        """Close the link of an API server that has exited and cancel its requests."""
         for identity, link in list(self._links.items()):
             if link.name == name:
                 link.is_broken = True
@@ -251,7 +265,7 @@ class Core:
                 link.close()
 
     def _cancel_all(self, gone: _Link) -> None:
-        """Cancel the requests of an API server that is gone; either thread."""
+        """Cancel the requests of a lost API server; safe from both threads."""
         for request_id, link in list(self._link_of.items()):
             if link is gone:
                 self._engine.cancel(request_id, "server_abort")
@@ -264,13 +278,15 @@ def _kind_of(error: InferScopeError) -> Refusal:
 
 
 def main() -> int:
-    """Run until the parent says stop or is gone; return the process's exit code."""
+    """Run until the parent sends stop or exits; return the process's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends stop
     settings = msgspec.json.decode(sys.argv[1], type=CoreSettings)
-    words: SimpleQueue[str] = SimpleQueue()
-    # The parent's folder of sockets is removed by whoever is left.
-    listen_to_parent(words.put, on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True))
+    commands: SimpleQueue[str] = SimpleQueue()
+    # Every process removes the folder of sockets, in case it exits last.
+    listen_to_parent(
+        commands.put, on_loss=lambda: shutil.rmtree(settings.folder, ignore_errors=True)
+    )
     probes: list[Probe] = []
     try:
         engine = load_engine(settings.model, settings.options, in_worker=settings.in_worker)
@@ -280,10 +296,10 @@ def main() -> int:
         engine.probe = Probe.open(info, timer=step_timer(engine.model.device))
         probes.append(engine.probe)
         core = Core(engine, info, Path(settings.folder))
-        say(Ready(describe_pool(engine.model, engine.options, engine.pool.num_blocks)))
-        core.serve(words)
+        send_to_parent(Ready(describe_pool(engine.model, engine.options, engine.pool.num_blocks)))
+        core.serve(commands)
     except InferScopeError as error:
-        say(Failed(str(error), error.exit_code))
+        send_to_parent(Failed(str(error), error.exit_code))
         return error.exit_code
     finally:
         for probe in probes:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: a status, and a body of one shape."""
+"""HTTP errors in OpenAI's form: a status and a JSON body."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import msgspec
 from inferscope.engine.server.wire import Refused
 
 
-class Left(Exception):
-    """Nobody waits for an answer any more, before it is complete."""
+class ClientDisconnected(Exception):
+    """Error: the client disconnected before its response was complete."""
 
 
 class ApiError(Exception):
-    """A request that gets no answer but this."""
+    """Error response to a request."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        """Say what happened.
+        """Create the error response.
 
         Args:
-            status: of HTTP.
-            message: what, with which value, and what to do next; never any prompt's text.
-            param: the field that it is about.
-            code: a word for programs.
-            headers: of the answer.
+            status: HTTP status.
+            message: what failed, the value, and what to do next; never a prompt's text.
+            param: name of the invalid field.
+            code: error code for programs.
+            headers: additional response headers.
         """
         super().__init__(message)
         self.status = status
@@ -51,12 +51,12 @@ _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
 def bad_field(param: str, message: str) -> ApiError:
-    """Return the error of a field whose value cannot be used."""
+    """Return the error response for an invalid field value."""
     return ApiError(400, message, param=param, code="invalid_value")
 
 
 def refusal(refused: Refused) -> ApiError:
-    """Return the engine's no as the client gets it."""
+    """Return the error response for a request that the engine rejected."""
     if refused.kind == "queue_full":
         return ApiError(
             429, refused.message, code="queue_full", headers={"retry-after": _RETRY_AFTER_S}
@@ -69,11 +69,11 @@ def refusal(refused: Refused) -> ApiError:
 
 
 def ended_early(finish: str) -> ApiError:
-    """Return the error of a request that the server ended before its time."""
+    """Return the error response for a request that the server ended early."""
     if finish == "server_abort":
         return ApiError(503, "the server is stopping. Try again.", code="server_abort")
     return ApiError(500, f"the request ended as {finish!r}. See the server's log.", code=finish)
 
 
 _RETRY_AFTER_S = "1"
-"""A queue moves within a second or is better asked about by somebody who waits longer himself."""
+"""Seconds until a client should retry; a queue moves within a second under normal load."""

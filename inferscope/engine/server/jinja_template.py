@@ -1,8 +1,8 @@
-"""A checkpoint's chat template, in the dialect for which such templates are written.
+"""Chat templates of checkpoints, in transformers' dialect of Jinja.
 
-That is transformers' (its page "Writing a chat template"): Jinja in a sandbox, with loop controls,
-`raise_exception`, `strftime_now`, a `tojson` that leaves every character as it is, and a tag around
-what the assistant said, which matters for training alone. Needs jinja2.
+Its page "Writing a chat template" defines it: sandboxed Jinja with loop controls,
+`raise_exception`, `strftime_now`, a `tojson` that escapes no characters, and a tag around the
+assistant's text, which matters only in training. This module requires jinja2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inferscope.errors import BadInput
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` shows what stands in it."""
+    """Tag `{% generation %}...{% endgeneration %}`, rendered as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -33,14 +33,14 @@ class _Generation(Extension):
 
 
 def compile_template(source: str, *, origin: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return what renders a template.
+    """Compile a template and return its render function.
 
     Args:
-        source: its text.
-        origin: where it stands, for the error.
+        source: text of the template.
+        origin: name of its model, for the error.
 
     Raises:
-        BadInput: it is no template.
+        BadInput: the template does not compile.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -58,7 +58,9 @@ def compile_template(source: str, *, origin: str) -> Callable[[Mapping[str, Any]
             "Correct it, or download the checkpoint again."
         ) from None
     except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
-        raise BadInput(f"the chat template of {origin} cannot be compiled: {error}.") from None
+        raise BadInput(
+            f"cannot compile the chat template of {origin}: {error}. Correct it."
+        ) from None
 
 
 def _to_json(
@@ -68,7 +70,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON for a model to read: jinja2's own filter escapes it for HTML."""
+    """Return JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

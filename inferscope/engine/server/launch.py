@@ -1,8 +1,8 @@
-"""The supervisor: starts the engine's process and the API servers, and ends them.
+"""The supervisor, which starts and stops the core and the API servers.
 
-Everything that happens to it is an event in one queue: a child's word, a child's end, a signal. An
-API server that dies is replaced; one that dies while starting, or the engine's process, ends
-everything.
+Everything it reacts to is an event in one queue: a message of a child, the exit of a child, or a
+signal. An API server that exits is replaced. The server ends if an API server exits while it
+starts, or if the core exits.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe.identity import engine_id
 
 _CORE = "engine"
-_LAST_WORDS_S = 1.0
-"""For which API servers answer 503 after the engine's process has gone."""
+_CORE_EXIT_NOTICE_S = 1.0
+"""Seconds that API servers respond with 503 after the core has exited."""
 _CORE_GRACE_S = 5.0
 _API_GRACE_S = 4.0
-"""Beyond the time that requests under way are given."""
-_LOOK_S = 0.2
-"""Between looks at a child whose pipe is open."""
+"""Seconds for an API server to exit after the drain time."""
+_POLL_S = 0.2
+"""Seconds between checks of a child whose pipe is open."""
 _SEND_BUFFER_BYTES = 16 << 10
 _UNSENT_BYTES = 8 << 10
-"""Small, so that a client that does not read is seen before a whole answer is in flight to it."""
+"""Unsent bytes in the kernel; few, so that a client that does not read is detected early."""
 _LONGEST_ADDRESS = 100
-"""The kernel's limit for the path of a local socket is 107."""
+"""Maximum length of a socket's path; the kernel's limit is 107."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """What to serve, and how."""
+    """Settings of a server."""
 
     model: str
     served_name: str
@@ -60,7 +60,7 @@ class ServeSettings:
 
 @dataclass
 class _Child:
-    """A process of ours."""
+    """A child process."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -68,12 +68,12 @@ class _Child:
     is_ready: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, word: str) -> None:
-        """Send a line; the child may be gone."""
+    def send(self, message: str) -> None:
+        """Send a line to the child, if it still runs."""
         pipe = self.process.stdin
         if pipe is not None and not pipe.is_closing():
             with contextlib.suppress(OSError):
-                pipe.write(word.encode() + b"\n")
+                pipe.write(message.encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class _Ended:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ChildMessage:
     child: _Child
-    word: Ready | Failed | Stuck
+    message: Ready | Failed | Stuck
 
 
 @dataclass(frozen=True)
@@ -93,27 +93,27 @@ class _Signal:
     number: int
 
 
-_Event: TypeAlias = _Ended | _Said | _Signal
-_decode_word = msgspec.json.Decoder(Ready | Failed | Stuck).decode
+_Event: TypeAlias = _Ended | _ChildMessage | _Signal
+_decode_message = msgspec.json.Decoder(Ready | Failed | Stuck).decode
 
 
-class _Refused(InferScopeError):
-    """A child could not begin."""
+class _StartFailed(InferScopeError):
+    """Error: a child failed to start."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-class _Asked(Exception):
-    """Somebody asked us to stop before all was ready."""
+class _StopRequested(Exception):
+    """A signal to stop arrived before all processes were ready."""
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return the listening socket that all API servers share.
 
     Raises:
-        BadInput: nobody can listen there.
+        BadInput: the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -141,15 +141,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Supervisor:
-    """The processes of one server."""
+    """Supervisor of the processes of one server."""
 
     def __init__(
-        self, settings: ServeSettings, listening: socket.socket, say: Callable[[str], object]
+        self, settings: ServeSettings, listening: socket.socket, notify: Callable[[str], object]
     ) -> None:
-        """Take the listening socket and what says a line to the user."""
+        """Set up on a listening socket; `notify` prints a line to the user."""
         self._settings = settings
         self._listening = listening
-        self._say = say
+        self._notify = notify
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._core: _Child | None = None
         self._servers: list[_Child] = []
@@ -157,13 +157,13 @@ class Supervisor:
         self._num_started = 0
 
     async def run(self, on_ready: Callable[[], object]) -> bool:
-        """Serve until a signal says stop; False if that was before anybody was served.
+        """Serve until a signal to stop; return False if it arrived before all were ready.
 
         Args:
-            on_ready: called when all processes are ready.
+            on_ready: callback when all processes are ready.
 
         Raises:
-            InferScopeError: a process could not begin, or has died.
+            InferScopeError: a process failed to start, or the core exited.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -177,7 +177,7 @@ class Supervisor:
             await self._stop_servers()
             await self._stop_core()
             return True
-        except _Asked:
+        except _StopRequested:
             return False
         finally:
             await self._kill_all()
@@ -190,103 +190,105 @@ class Supervisor:
         while not all(child.is_ready for child in (self._core, *self._servers)):
             event = await self._events.get()
             if isinstance(event, _Signal):
-                raise _Asked
+                raise _StopRequested
             if isinstance(event, _Ended):
                 raise _cannot_start(event)
-            self._take_word(event)
+            self._on_message(event)
         on_ready()
         while True:
             event = await self._events.get()
             if isinstance(event, _Signal):
                 return
-            if isinstance(event, _Said):
-                self._take_word(event)
+            if isinstance(event, _ChildMessage):
+                self._on_message(event)
             elif event.child is self._core:
-                await self._say_last_words(event)
+                await self._announce_core_exit(event)
             else:
                 await self._replace(event, folder)
 
-    def _take_word(self, said: _Said) -> None:
-        word = said.word
-        if isinstance(word, Ready):
-            said.child.is_ready = True
-            if word.note:
-                self._say(word.note)
-        elif isinstance(word, Failed):
-            raise _Refused(word.message, word.exit_code)
+    def _on_message(self, event: _ChildMessage) -> None:
+        message = event.message
+        if isinstance(message, Ready):
+            event.child.is_ready = True
+            if message.note:
+                self._notify(message.note)
+        elif isinstance(message, Failed):
+            raise _StartFailed(message.message, message.exit_code)
         else:
             for child in self._servers:
-                if child.name == word.name:
-                    self._say(f"{_title(child)} has stopped reading; ending it.")
+                if child.name == message.name:
+                    self._notify(f"{_title(child)} has stopped reading; killing it.")
                     _kill(child)
 
-    async def _say_last_words(self, ended: _Ended) -> None:
-        """Let the API servers tell their clients that the engine is gone."""
+    async def _announce_core_exit(self, ended: _Ended) -> None:
+        """Notify the API servers that the core has exited, then stop."""
         for child in self._servers:
-            child.say(CORE_GONE)
-        await asyncio.sleep(_LAST_WORDS_S)
+            child.send(CORE_GONE)
+        await asyncio.sleep(_CORE_EXIT_NOTICE_S)
         await self._stop_servers()
         raise InferScopeError(
-            f"the engine's process {_how(ended.code)}. Its requests are lost; its records are not: "
-            f"inferscope attach {engine_id()}"
+            f"the engine's process {_describe_exit(ended.code)}. Its requests are lost; its "
+            f"records are not: inferscope attach {engine_id()}"
         )
 
     async def _replace(self, ended: _Ended, folder: Path) -> None:
-        """Start another API server in the place of one that has died."""
+        """Start an API server in place of one that has exited."""
         child = ended.child
         assert self._core is not None
-        self._core.say(child.name)
+        self._core.send(child.name)
         self._servers.remove(child)
         if not child.is_ready:
             raise _cannot_start(ended)
-        self._say(
-            f"{_title(child)} {_how(ended.code)}; its requests are cancelled, another one starts."
+        self._notify(
+            f"{_title(child)} {_describe_exit(ended.code)}; its requests are cancelled, another "
+            "one starts."
         )
         self._servers.append(await self._start_server(folder, child.rank))
 
     # --- children -----------------------------------------------------------------------------
 
     async def _start_core(self, folder: Path) -> _Child:
-        settings = self._settings
-        told = {
-            "model": settings.model,
-            "served_name": settings.served_name,
+        options = self._settings
+        settings = {
+            "model": options.model,
+            "served_name": options.served_name,
             "folder": str(folder),
-            "options": settings.options,
-            "in_worker": settings.in_worker,
+            "options": options.options,
+            "in_worker": options.in_worker,
         }
         modules = ("inferscope.engine.start", "inferscope.engine.server.core")
-        return await self._start(_CORE, *modules, told=told)
+        return await self._start(_CORE, *modules, settings=settings)
 
     async def _start_server(self, folder: Path, rank: int) -> _Child:
-        settings = self._settings
+        options = self._settings
         name = f"api-{self._num_started}"
         self._num_started += 1
-        told = {
+        settings = {
             "name": name,
             "rank": rank,
             "handle": self._listening.fileno(),
             "folder": str(folder),
-            "model": settings.model,
-            "served_name": settings.served_name,
-            "drain_s": settings.drain_s,
-            "client_timeout_s": settings.client_timeout_s,
-            "max_connections": settings.max_connections,
+            "model": options.model,
+            "served_name": options.served_name,
+            "drain_s": options.drain_s,
+            "client_timeout_s": options.client_timeout_s,
+            "max_connections": options.max_connections,
         }
-        child = await self._start(name, "inferscope.engine.server.api", told=told)
+        child = await self._start(name, "inferscope.engine.server.api", settings=settings)
         child.rank = rank
         return child
 
-    async def _start(self, name: str, *words: str, told: dict[str, object]) -> _Child:
+    async def _start(self, name: str, *modules: str, settings: dict[str, object]) -> _Child:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            *words,
-            msgspec.json.encode(told).decode(),
+            *modules,
+            msgspec.json.encode(settings).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[] if name == _CORE else [self._listening.fileno()],
-            # Ctrl-C is for us alone; tokenizers' own threads would spin beside the engine.
+            # Only the supervisor handles Ctrl-C. The tokenizer's threads would compete with the
+            # engine.
             start_new_session=True,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
@@ -297,42 +299,42 @@ class Supervisor:
         return child
 
     async def _watch(self, child: _Child) -> None:
-        """Put a child's words and its end into the queue."""
-        hearing = asyncio.create_task(self._hear(child))
-        # The pipe's end alone does not say it, nor does `wait`, which is for that end too: a
-        # child's own child may hold the pipe.
-        while child.process.returncode is None and not hearing.done():
-            await asyncio.wait((hearing,), timeout=_LOOK_S)
-        await asyncio.wait((hearing,), timeout=_LOOK_S)
+        """Put a child's messages and its exit into the queue."""
+        reading = asyncio.create_task(self._read_messages(child))
+        # Neither the end of the pipe nor `wait`, which waits for that end, shows that the child has
+        # exited: a grandchild may hold the pipe open.
+        while child.process.returncode is None and not reading.done():
+            await asyncio.wait((reading,), timeout=_POLL_S)
+        await asyncio.wait((reading,), timeout=_POLL_S)
         code = child.process.returncode
         if code is None:
             code = await child.process.wait()
-        hearing.cancel()
+        reading.cancel()
         child.ended.set()
         self._events.put_nowait(_Ended(child, code))
 
-    async def _hear(self, child: _Child) -> None:
+    async def _read_messages(self, child: _Child) -> None:
         assert child.process.stdout is not None
         line = b"\n"
         while line:
-            # Anything else on it is a library's, which takes it for a terminal; a line of any
-            # length too, which `readline` reads in pieces.
+            # Lines that are no message are a library's output; `readline` reads very long ones in
+            # pieces.
             with contextlib.suppress(ValueError):
                 line = await child.process.stdout.readline()
-                self._events.put_nowait(_Said(child, _decode_word(line)))
+                self._events.put_nowait(_ChildMessage(child, _decode_message(line)))
 
     async def _stop_servers(self) -> None:
         for child in self._servers:
-            child.say(STOP)
+            child.send(STOP)
         await self._wait_for(self._servers, self._settings.drain_s + _API_GRACE_S)
 
     async def _stop_core(self) -> None:
         assert self._core is not None
-        self._core.say(STOP)
+        self._core.send(STOP)
         await self._wait_for([self._core], _CORE_GRACE_S)
 
     async def _wait_for(self, children: list[_Child], grace_s: float) -> None:
-        """Wait for children to end; a second signal ends the wait."""
+        """Wait for children to exit, then kill them; a second signal ends the wait."""
         ends = asyncio.gather(*(child.ended.wait() for child in children))
         signals = asyncio.create_task(self._next_signal())
         await asyncio.wait((ends, signals), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -361,8 +363,8 @@ def _kill(child: _Child) -> None:
 
 def _cannot_start(ended: _Ended) -> InferScopeError:
     return InferScopeError(
-        f"{_title(ended.child)} {_how(ended.code)} while starting; its own words, if any, stand "
-        "above."
+        f"{_title(ended.child)} {_describe_exit(ended.code)} while starting. Its output, if any, "
+        "is above."
     )
 
 
@@ -370,5 +372,5 @@ def _title(child: _Child) -> str:
     return "the engine's process" if child.name == _CORE else f"API server {child.rank}"
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

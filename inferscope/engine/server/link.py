@@ -1,4 +1,4 @@
-"""An API server's way to the engine's process: requests out, what steps did for them in."""
+"""Link of an API server to the core: requests out, outputs in."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from inferscope.errors import InferScopeError
 logger = logging.getLogger(__name__)
 
 _STATS_S = 2.0
-"""The core answers between two messages, whatever its steps take."""
-_GONE = "the engine's process has ended."
+"""Seconds to wait for counters; the core's main thread sends them during steps."""
+_CORE_EXITED = "the engine's process has ended. Start the server again."
 
 
 class Receiver(Protocol):
-    """Who waits for the outputs of one request."""
+    """Receiver of the outputs of one request."""
 
     def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
-        """Take what a step brought."""
+        """Add the tokens of a step."""
 
     def take_cached_tokens(self, num_tokens: int) -> None:
-        """Take how much of the prompt was in the prefix cache; before the first tokens."""
+        """Set the number of prompt tokens in the prefix cache; called before the first tokens."""
 
     def take_refusal(self, refused: Refused) -> None:
-        """Take the engine's no; nothing comes after it."""
+        """Set the engine's rejection, which is the last call."""
 
 
 class Link:
-    """Carries requests of one API server to the core. Belongs to one event loop.
+    """Link of an API server to the core, for use in one event loop.
 
     Attributes:
-        is_lost: the core is gone; every request is refused.
+        is_lost: whether the core has exited; then every request is rejected.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Name the API server; no other one of this engine ever has the same name."""
+        """Set up under a name that no other API server of this engine has or had."""
         self.is_lost = False
         self._name = name
         self._address = server_address(folder, name)
@@ -71,28 +71,31 @@ class Link:
         self._in: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
         self._receivers: dict[str, Receiver] = {}
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
 
     async def connect(self) -> Welcome:
-        """Meet the core, which may still be loading its model."""
+        """Connect to the core, which may still load its model, and return its welcome."""
         self._in.rcvhwm = MOST_UNREAD_STEPS
         self._in.bind(self._address)
         self._out.linger = LINGER_MS
-        # No limit, so that `send` never waits; what clients may have under way bounds it.
+        # No limit, so that `send` never blocks; the clients' running requests bound it.
         self._out.sndhwm = 0
         self._out.connect(self._core_address)
         await self._out.send(encode(Hello(self._name, self._address)))
         welcome = decode_from_core(await self._in.recv())
         if not isinstance(welcome, Welcome):
-            raise InferScopeError(f"the engine's process greets with {type(welcome).__name__}")
+            raise InferScopeError(
+                f"the engine's process sent {type(welcome).__name__}, not Welcome. "
+                "Start the server again."
+            )
         return welcome
 
     async def receive(self) -> None:
-        """Hand on what the core says, until cancelled."""
+        """Dispatch the core's messages until cancelled."""
         await asyncio.gather(self._receive(self._in), self._receive(self._out))
 
     def name_request(self) -> str:
-        """Return an id that no other request of this engine has."""
+        """Return a request id that is unique in this engine."""
         return f"{self._name}-{next(self._numbers)}"
 
     def submit(
@@ -105,48 +108,48 @@ class Link:
         external_id: str | None,
         parent: str,
     ) -> None:
-        """Hand a request in; what becomes of it comes to the receiver."""
+        """Submit a request whose outputs go to the receiver."""
         if self.is_lost:
-            receiver.take_refusal(Refused(request_id, "stopped", _GONE))
+            receiver.take_refusal(Refused(request_id, "stopped", _CORE_EXITED))
             return
         message = encode(Submit(request_id, list(prompt), sampling, external_id, parent))
         self._receivers[request_id] = receiver
         self._out.send(message)
 
     def cancel(self, request_id: str, reason: Finish) -> None:
-        """End a request early; its receiver hears no more."""
+        """End a request early; its receiver gets no further calls."""
         if self._receivers.pop(request_id, None) is not None:
-            self._say(Cancel(request_id, reason))
+            self._send(Cancel(request_id, reason))
 
     async def stats(self) -> EngineStats:
-        """Ask the core for the engine's counters.
+        """Fetch the engine's counters from the core.
 
         Raises:
-            TimeoutError: no answer came.
+            TimeoutError: the core did not respond.
         """
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._say(AskStats(number))
+        answer = self._pending_stats[number] = asyncio.get_running_loop().create_future()
+        self._send(AskStats(number))
         try:
             return await asyncio.wait_for(answer, _STATS_S)
-        except asyncio.TimeoutError:  # another type than TimeoutError before Python 3.11
+        except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
             raise TimeoutError from None
         finally:
-            del self._asked[number]
+            del self._pending_stats[number]
 
-    def lose(self) -> None:
-        """Refuse everything from now on: the core is gone."""
+    def mark_lost(self) -> None:
+        """Reject all requests from now on: the core has exited."""
         self.is_lost = True
         for request_id in list(self._receivers):
-            self._take(Refused(request_id, "lost", _GONE))
+            self._take(Refused(request_id, "lost", _CORE_EXITED))
 
     def close(self) -> None:
-        """Send what is still to be sent, and close."""
+        """Send pending messages and close."""
         self._in.close(linger=0)
         self._out.close()
         self._context.term()
 
-    def _say(self, message: Cancel | AskStats) -> None:
+    def _send(self, message: Cancel | AskStats) -> None:
         if not self.is_lost:
             self._out.send(encode(message))
 
@@ -167,9 +170,13 @@ class Link:
                     continue
                 try:
                     receiver.take_tokens(tokens, finish)
-                except Exception as error:  # it costs this request, not all of the API server's
+                except Exception as error:  # only this request ends
                     failure = f"{type(error).__name__}: {error}"
-                    logger.error("request %s ends with an error: %s", request_id, failure)
+                    logger.error(
+                        "text of request %s failed; the request ends with an error: %s",
+                        request_id,
+                        failure,
+                    )
                     self.cancel(request_id, "error")
                     receiver.take_refusal(Refused(request_id, "failed", failure))
                 if finish is not None:
@@ -179,6 +186,6 @@ class Link:
             if receiver is not None:
                 receiver.take_refusal(message)
         elif isinstance(message, Stats):
-            answer = self._asked.get(message.number)
+            answer = self._pending_stats.get(message.number)
             if answer is not None and not answer.done():
                 answer.set_result(message.stats)

@@ -1,4 +1,4 @@
-"""The page `/metrics`: the engine's counters in Prometheus' text format."""
+"""Metrics page `/metrics`: the engine's counters in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from inferscope.engine.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "inferscope_serve_"
-"""Not `inferscope_engine_`: `collect` has metrics of these names, of every engine it observes."""
+"""Prefix of metric names; `collect` uses `inferscope_engine_` for observed engines."""
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def page(stats: EngineStats, *, model_name: str) -> str:
-    """Return the page."""
+    """Return the metrics page as text."""
     usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     info = _labels({"model_name": model_name, "version": __version__})
     families: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (

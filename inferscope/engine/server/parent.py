@@ -1,7 +1,7 @@
-"""The line between a child process and its parent: words down by standard input, up by output.
+"""Messages between a child process and its parent, over standard input and output.
 
-The pipe is also the proof of life: when the parent is gone, in whatever way, the pipe ends, and so
-does the child.
+The pipe also shows that the parent is alive: when the parent exits, the pipe closes, and the child
+exits.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from collections.abc import Callable
 import msgspec
 
 STOP = "stop"
-"""Finish in order."""
+"""Command to shut down in order."""
 CORE_GONE = "core-gone"
-"""To an API server: the engine's process has ended."""
+"""Command to an API server: the core has exited."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The child does its work from now on; `note` is for the user."""
+    """Message: the child is ready; `note` is a line for the user."""
 
     note: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The child cannot begin."""
+    """Message: the child failed to start."""
 
     message: str
     exit_code: int
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True):
-    """From the core: an API server has not read its messages for too long."""
+    """Message of the core: an API server does not read its messages."""
 
     name: str
 
 
-def say(word: msgspec.Struct) -> None:
-    """Write a word to standard output, where the parent reads it; it may be gone."""
+def send_to_parent(message: msgspec.Struct) -> None:
+    """Write a message to standard output for the parent, if it still runs."""
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.flush()
 
 
 def listen_to_parent(
-    on_word: Callable[[str], object], *, on_loss: Callable[[], object] | None = None
+    on_command: Callable[[str], object], *, on_loss: Callable[[], object] | None = None
 ) -> None:
-    """Call `on_word`, in a thread, for each line from the parent; leave at once when it is gone.
+    """Call `on_command` in a thread for each line from the parent; exit when the parent exits.
 
     Args:
-        on_word: takes a line.
-        on_loss: called before leaving.
+        on_command: callback for a line.
+        on_loss: callback before the exit.
     """
-    threading.Thread(target=_listen, args=(on_word, on_loss), daemon=True).start()
+    threading.Thread(target=_listen, args=(on_command, on_loss), daemon=True).start()
 
 
-def _listen(on_word: Callable[[str], object], on_loss: Callable[[], object] | None) -> None:
-    # Below Python's buffers: their lock would be held when the interpreter ends first.
+def _listen(on_command: Callable[[str], object], on_loss: Callable[[], object] | None) -> None:
+    # Not through Python's buffers, whose lock could be held while the interpreter exits.
     rest = b""
     with contextlib.suppress(OSError):
         while piece := os.read(0, 1024):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                on_word(line.decode())
+                on_command(line.decode())
     try:
         if on_loss is not None:
             on_loss()

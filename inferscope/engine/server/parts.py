@@ -1,15 +1,14 @@
-"""Whose each stretch of a chat's prompt is, by the roles of its messages and the client's labels.
+"""Parts of a chat's prompt, by the roles of its messages and the client's labels.
 
     role      system, developer │ tool, function │ user: the last turn │ earlier turns of both sides
     part      system            │ tools          │ user                │ history
 
-A message, or a text part of one, may carry a label of its own: `"part": "retrieved"`. What the
-template writes around a message belongs to it: a stretch begins where the prompt of the messages
-before it ends. Templates that do not write turn by turn (they move the system prompt into the first
-question, or leave out old thoughts), and very long chats, are searched for the message's text
-instead, and what stands before it counts to the message ahead. Where neither says where a stretch
-begins, it and the one ahead of it are `other` together: every character is in one stretch, whatever
-the template does.
+A message, or a text part of one, may have its own label: `"part": "retrieved"`. The template's text
+around a message belongs to it: a span begins where the prompt of the previous messages ends. Some
+templates do not write turn by turn: they move the system prompt into the first question, or omit
+old thoughts. For these, and for very long chats, the prompt is searched for the message's text, and
+text before it belongs to the previous message. If neither method finds the beginning of a span,
+that span and the previous one become `other`. Every character is in exactly one span.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from inferscope.probe.parts import bounded, is_name
 from inferscope.records import OTHER_PART
 
 Write: TypeAlias = Callable[[list[Message]], str]
-"""From the first messages of a chat to their part of the prompt."""
+"""Function from the first messages of a chat to their prompt."""
 
 _BY_ROLE = {"system": "system", "developer": "system", "tool": "tools", "function": "tools"}
 _MOST_CHARS = 4_000_000
-"""That the template may write for this, some ten milliseconds; of longer chats all is searched."""
+"""Maximum characters to render for the spans, about ten milliseconds; longer chats are searched."""
 _PER_MESSAGE = 1000
-"""A message costs the template as much as so many characters, however short it is."""
+"""Fixed cost of a message in the template, in characters."""
 
 
 def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
-    """Return names and characters of the stretches of a prompt; they cover all of it.
+    """Return the names and lengths in characters of the spans that cover a prompt.
 
-    They are as many as a record may hold, however many messages there are.
+    Their number is limited to what a record can hold.
 
     Args:
-        messages: the chat.
-        prompt: what the template made of it.
-        write: the template, without the beginning of an answer.
+        messages: messages of the chat.
+        prompt: the chat rendered by its template.
+        write: the template, without the opening of an answer.
     """
     names = _names(messages)
     changes = {at for at, own in enumerate(names) if at and own != names[at - 1][-1:]}
@@ -50,19 +49,19 @@ def sections_of(messages: list[Message], prompt: str, write: Write) -> Sections:
     if sum(changes) * (len(prompt) // len(messages) + _PER_MESSAGE) <= _MOST_CHARS:
         for at in changes:
             begins[at] = _written(messages, at, prompt, write) or begins[at]
-    told: list[tuple[str, int]] = []
+    spans: list[tuple[str, int]] = []
     for at, of_message in enumerate(names):
-        begin = begins[at] if at in changes else told[-1][1] if told else 0
-        if begin is None or (told and begin < told[-1][1]):
-            told[-1] = (OTHER_PART, told[-1][1])
-        elif not told or at in changes:
-            told += _within(messages[at], of_message, prompt, begin)
-    ends = [begin for _, begin in told[1:]] + [len(prompt)]
-    return bounded((name, end - begin) for (name, begin), end in zip(told, ends, strict=True))
+        begin = begins[at] if at in changes else spans[-1][1] if spans else 0
+        if begin is None or (spans and begin < spans[-1][1]):
+            spans[-1] = (OTHER_PART, spans[-1][1])
+        elif not spans or at in changes:
+            spans += _within(messages[at], of_message, prompt, begin)
+    ends = [begin for _, begin in spans[1:]] + [len(prompt)]
+    return bounded((name, end - begin) for (name, begin), end in zip(spans, ends, strict=True))
 
 
 def _names(messages: list[Message]) -> list[list[str]]:
-    """Return the names of each message's text parts; one name for those that are all alike."""
+    """Return the names of each message's text parts; one name if all are equal."""
     turns = [at for at, one in enumerate(messages) if one.role == "user" and one.part is None]
     last_turn = turns[-1] if turns else -1
     found = []
@@ -80,17 +79,17 @@ def _label(given: object) -> str:
 
 
 def _written(messages: list[Message], at: int, prompt: str, write: Write) -> int | None:
-    """Return where a message begins by what the template makes of those before it."""
+    """Return a message's position from the prompt of the previous messages; None if unknown."""
     try:
         before = write(messages[:at])
-    except ApiError:  # half a chat may be none for it
+    except ApiError:  # the template may reject an incomplete chat
         return None
     is_beginning = prompt.startswith(before) and text_of(messages[at - 1]).strip() in before
     return len(before) if is_beginning and before else None
 
 
 def _searched(messages: list[Message], prompt: str) -> list[int | None]:
-    """Return where each message's text begins, None from the first on that is not there."""
+    """Return each message's position by its text; None from the first that is not found."""
     found: list[int | None] = []
     cursor = 0
     for message in messages:
@@ -104,7 +103,7 @@ def _searched(messages: list[Message], prompt: str) -> list[int | None]:
 
 
 def _within(message: Message, names: list[str], prompt: str, begin: int) -> list[tuple[str, int]]:
-    """Return the stretches of one message, each with where it begins."""
+    """Return the spans of one message as names and positions."""
     if len(names) == 1:
         return [(names[0], begin)]
     text = text_of(message)
@@ -112,9 +111,9 @@ def _within(message: Message, names: list[str], prompt: str, begin: int) -> list
     if at < 0 or not isinstance(message.content, list):
         return [(OTHER_PART, begin)]
     at -= len(text) - len(text.lstrip())
-    told: list[tuple[str, int]] = []
+    spans: list[tuple[str, int]] = []
     for name, piece in zip(names, message.content, strict=True):
-        if not told or told[-1][0] != name:
-            told.append((name, max(at, begin) if told else begin))
+        if not spans or spans[-1][0] != name:
+            spans.append((name, max(at, begin) if spans else begin))
         at += len(piece.text or "") + 1  # the line break that joins them
-    return told
+    return spans

@@ -1,7 +1,7 @@
-"""OpenAI's requests: what clients send, checked, as what the engine is asked.
+"""OpenAI requests: parsing, validation, and conversion to generation calls.
 
-Unknown fields are ignored. A field that would change the text and that the engine does not honour
-is refused unless it is neutral: an answer must not silently be to another question.
+Unknown fields are ignored. An unsupported field that would change the text is rejected unless its
+value is neutral, so that no parameter is dropped silently.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from inferscope.engine.server.errors import ApiError, bad_field
 from inferscope.engine.tokenizer import Sections
 
 _RECORDED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n")
-"""Of a request's fields those that are noted of it: numbers, and no text of the client's."""
+"""Request fields to record: numbers only, no text of the client's."""
 MOST_CHOICES = 256
-"""Texts that one HTTP request may ask for."""
+"""Maximum texts per HTTP request."""
 MOST_CONTAINERS = 100_000
-"""Maximum of lists and objects in a body: 0.13 s of decoding without any other thread."""
+"""Maximum lists and objects in a body: decoding them holds the GIL for 0.13 s."""
 MOST_MEMBERS = 250_000
-"""Maximum of members of objects in a body: with distinct names they take as long."""
+"""Maximum object members in a body: with distinct names they take as long."""
 MOST_MESSAGES = 10_000
-"""In a chat: its template runs over all of them."""
+"""Maximum messages in a chat; its template iterates over all of them."""
 MOST_DETOKENIZED = 250_000
-"""Ids that one request may have decoded, for which the tokenizer lets no other thread run."""
+"""Maximum ids per detokenize request; the tokenizer holds the GIL meanwhile."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
@@ -65,18 +65,18 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What goes over the wire to the engine, and into torch."""
+"""Integer of 64 bits, the range of the engine's messages and of torch."""
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream tells beside the text."""
+    """Options for token counts in a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class _Generation(msgspec.Struct):
-    """The fields that both kinds of request have; each may be null, which is as if left out."""
+    """Fields of both kinds of request; null is equivalent to an omitted field."""
 
     model: str | None = None
     n: _Int | None = None
@@ -94,36 +94,36 @@ class _Generation(msgspec.Struct):
 
 
 class CompletionRequest(_Generation, kw_only=True):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     prompt: str | list[str | _Int | list[_Int]]
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """A typed part of a message."""
 
     type: str
     text: str | None = None
     part: Any = None
-    """Whose it is of the prompt: a name for the records (`server.parts`), nothing to the model."""
+    """Label of the part in the records (`server.parts`); the model does not see it."""
 
 
 class Message(msgspec.Struct):
     """One turn of a chat."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: Any = None
     function_call: Any = None
     part: Any = None
-    """As a text part's, for all of it."""
+    """Label of the whole message, as for a text part."""
 
 
 _Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
 class ChatRequest(_Generation, kw_only=True):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     messages: _Messages
     max_completion_tokens: _Int | None = None
@@ -134,7 +134,7 @@ _WHOLE = frozenset(("n", "max_tokens", "max_completion_tokens", "min_tokens", "t
 
 
 class TokenizeRequest(msgspec.Struct):
-    """POST /tokenize: a prompt, or messages."""
+    """Body of POST /tokenize: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -142,23 +142,23 @@ class TokenizeRequest(msgspec.Struct):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /detokenize."""
+    """Body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[_Int]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for text, checked.
+class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request for text.
 
     Attributes:
-        prompts: texts, or tokens.
-        num_each: answers to each prompt.
-        stops: strings that end an answer.
-        has_usage: a stream ends with the numbers of tokens.
-        has_running_usage: each of its chunks has them.
-        sections: of the one prompt of a chat, names and characters; they cover it.
-        given: for the records, the numbers that the client gave; what it left out is not there.
+        prompts: prompts, all texts or all token lists.
+        num_each: number of texts per prompt.
+        stops: strings that end a text.
+        has_usage: whether a stream ends with the token counts.
+        has_running_usage: whether each chunk has the token counts.
+        sections: names and lengths in characters of the sections of a chat's prompt.
+        given: numbers that the client gave, for the records.
     """
 
     prompts: list[str | list[int]]
@@ -176,11 +176,11 @@ _Body = TypeVar("_Body")
 
 
 def parse(body: bytes, kind: type[_Body]) -> _Body:
-    """Read a body.
+    """Parse a request body.
 
     Raises:
-        ApiError: it is no JSON, or holds too many lists and objects, a field is missing or of the
-            wrong type, or a field that the engine does not honour is not neutral.
+        ApiError: the body is not JSON or has too many lists and objects, a field is missing or of
+            the wrong type, or an unsupported field is not neutral.
     """
     num_containers, num_members = _amounts(body)
     if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
@@ -203,35 +203,37 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
     except RecursionError:
         raise ApiError(400, "body is nested too deeply. Flatten it.", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # What exactly is wrong would quote the body.
-        raise ApiError(400, "the body is not valid JSON.", code="invalid_json") from None
+        # The decoder's message would quote the body.
+        raise ApiError(
+            400, "the body is not valid JSON. Correct it.", code="invalid_json"
+        ) from None
     if isinstance(read, _Generation):
         _check_neutral(given)
     return read
 
 
 def _amounts(body: bytes) -> tuple[int, int]:
-    """Return how many lists and objects a body holds, and how many members its objects have.
+    """Return the number of lists and objects in a body, and of object members.
 
-    Or upper bounds, where these are not too many.
+    The numbers are upper bounds if these are within the limits.
     """
     num_containers, num_members = body.count(b"[") + body.count(b"{"), body.count(b":")
     if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
-        # Its texts may hold these characters.
+        # Strings may contain these characters.
         body = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
         num_containers, num_members = body.count(b"[") + body.count(b"{"), body.count(b":")
     return num_containers, num_members
 
 
 def _make_whole(given: dict[str, object]) -> None:
-    """Turn `5.0` into `5` where a whole number is asked for: some clients know no other numbers."""
+    """Convert `5.0` to `5` in integer fields: some clients have only floating-point numbers."""
     for name in _WHOLE & given.keys():
         if isinstance(value := given[name], float) and value.is_integer():
             given[name] = int(value)
 
 
 def _check_neutral(given: Mapping[str, object]) -> None:
-    """Refuse fields that the engine does not honour, unless they change nothing."""
+    """Reject unsupported fields whose value is not neutral."""
     for name in _NEUTRAL.keys() & given.keys():
         value, allowed = given[name], _NEUTRAL[name]
         is_bool = isinstance(value, bool)
@@ -240,8 +242,8 @@ def _check_neutral(given: Mapping[str, object]) -> None:
             raise bad_field(name, f"{name} is not supported. Leave it out, or give {shown}.")
 
 
-def completion_ask(request: CompletionRequest) -> Ask:
-    """Turn a completion request into what the engine is asked."""
+def completion_call(request: CompletionRequest) -> GenerationCall:
+    """Convert a completion request to a generation call."""
     given = request.prompt
     prompts: list[str | list[int]] = []
     if isinstance(given, str):
@@ -258,23 +260,23 @@ def completion_ask(request: CompletionRequest) -> Ask:
             )
     if not prompts:
         raise bad_field("prompt", "prompt is an empty list. Give at least one prompt.")
-    return _ask(request, prompts, _or(request.max_tokens, _DEFAULT_MAX_TOKENS))
+    return _generation_call(request, prompts, _or(request.max_tokens, _DEFAULT_MAX_TOKENS))
 
 
-def chat_ask(
+def chat_call(
     request: ChatRequest, prompt: str, *, max_model_tokens: int, sections: Sections = ()
-) -> Ask:
-    """Turn a chat request, rendered, into what the engine is asked."""
+) -> GenerationCall:
+    """Convert a chat request and its rendered prompt to a generation call."""
     limit = _or(request.max_completion_tokens, _or(request.max_tokens, max_model_tokens))
-    return _ask(request, [prompt], limit, sections)
+    return _generation_call(request, [prompt], limit, sections)
 
 
-def _ask(
+def _generation_call(
     request: _Generation,
     prompts: list[str | list[int]],
     max_tokens: int,
     sections: Sections = (),
-) -> Ask:
+) -> GenerationCall:
     num_each = _or(request.n, 1)
     most_each = MOST_CHOICES // len(prompts)
     if not 1 <= num_each <= most_each:
@@ -290,7 +292,7 @@ def _ask(
             f"on. Give at most {_MOST_SEED - num_each + 1}.",
         )
     options = request.stream_options or StreamOptions()
-    return Ask(
+    return GenerationCall(
         prompts=prompts,
         num_each=num_each,
         sampling=_sampling(request, max_tokens),
@@ -304,7 +306,7 @@ def _ask(
 
 
 def _given(request: _Generation) -> dict[str, str]:
-    """Return the numbers that a client gave, under the names that the exporters know."""
+    """Return the numbers that a client gave, by the exporters' names."""
     numbers: dict[str, int | float | None] = {name: getattr(request, name) for name in _RECORDED}
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         numbers["max_tokens"] = request.max_completion_tokens
@@ -318,7 +320,7 @@ def _sampling(request: _Generation, max_tokens: int) -> Sampling:
             max_tokens=max_tokens,
             min_tokens=_or(request.min_tokens, 0),
             temperature=_or(request.temperature, 1.0),
-            top_k=0 if top_k == -1 else top_k,  # vLLM's word for all
+            top_k=0 if top_k == -1 else top_k,  # vLLM's value for all tokens
             top_p=_or(request.top_p, 1.0),
             seed=request.seed,
             stop_token_ids=tuple(request.stop_token_ids or ()),

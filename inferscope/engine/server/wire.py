@@ -1,11 +1,12 @@
-"""What the engine's process and the API servers say to each other.
+"""Messages between the core and the API servers.
 
     API server ── Hello, Submit, Cancel, AskStats ──> core     DEALER to ROUTER
-    API server <─────── Refused, Stats ── core          the same way back, from its main thread
+    API server <─────── Refused, Stats ── core          same sockets, from the core's main thread
     API server <────────── Welcome, Step ── core        PUSH to PULL, from the step loop's thread
 
-Two ways down, because a ZeroMQ socket belongs to one thread and the step loop must not wait for
-another: it sends a step's outputs itself, one message per API server that has any.
+There are two sockets per API server because a ZeroMQ socket belongs to one thread. The step loop
+sends a step's outputs itself, one message per API server with outputs, and waits for no other
+thread.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from inferscope.engine.stats import EngineStats
 from inferscope.records import EngineInfo
 
 MOST_UNREAD_STEPS = 2000
-"""Messages that an API server may leave unread before it is given up, at either end."""
+"""Maximum unread messages of an API server, per end, before it counts as lost."""
 LINGER_MS = 500
-"""How long the last messages may take when a process ends."""
+"""Milliseconds to send the last messages when a process exits."""
 
 Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost", "failed"]
-"""The last two are the API server's own: the core ended before the request did, or the API server
-could not write the request's text."""
+"""Reason of a rejection. The API server itself sets `lost` (the core exited before the request
+ended) and `failed` (the request's text could not be processed)."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=0, array_like=True):
-    """An API server has come up and listens there."""
+    """Message: an API server has started and listens at `address`."""
 
     name: str
     address: str
 
 
 class Submit(msgspec.Struct, frozen=True, tag=1, array_like=True):
-    """A request, to be queued."""
+    """Message: a request to queue."""
 
     request_id: str
     prompt: list[int]
@@ -47,14 +48,14 @@ class Submit(msgspec.Struct, frozen=True, tag=1, array_like=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=2, array_like=True):
-    """End a request; it may have ended already."""
+    """Message: end a request, which may have ended already."""
 
     request_id: str
     reason: Finish
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=3, array_like=True):
-    """What the engine is."""
+    """Message: description and limits of the engine."""
 
     info: EngineInfo
     max_model_tokens: int
@@ -62,7 +63,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=4, array_like=True):
-    """A request that was not queued."""
+    """Message: a request was rejected."""
 
     request_id: str
     kind: Refusal
@@ -70,27 +71,27 @@ class Refused(msgspec.Struct, frozen=True, tag=4, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=5, array_like=True):
-    """What one step did for the requests of one API server.
+    """Message: outputs of a step for one API server.
 
-    In columns, which cost the step loop half of what rows do.
+    Columns cost the step loop half as much as rows.
     """
 
     request_ids: list[str]
     tokens: list[list[int]]
     ends: dict[str, Finish]
-    """The requests that are through."""
+    """Finish reason by id of each request that ended."""
     cached_tokens: dict[str, int]
-    """With their first tokens, of those that had any: prompt tokens from the prefix cache."""
+    """Prompt tokens from the prefix cache by request id, if any; sent with the first tokens."""
 
 
 class AskStats(msgspec.Struct, frozen=True, tag=6, array_like=True):
-    """A question for the engine's counters; the answer has its number."""
+    """Message: a query for the engine's counters; the response has the same number."""
 
     number: int
 
 
 class Stats(msgspec.Struct, frozen=True, tag=7, array_like=True):
-    """The engine's counters."""
+    """Message: the engine's counters."""
 
     number: int
     stats: EngineStats
@@ -105,10 +106,10 @@ decode_from_core = msgspec.msgpack.Decoder(FromCore).decode
 
 
 def core_address(folder: Path) -> str:
-    """Return where the core listens."""
+    """Return the address of the core's socket."""
     return f"ipc://{folder}/core"
 
 
 def server_address(folder: Path, name: str) -> str:
-    """Return where an API server listens."""
+    """Return the address of an API server's socket."""
     return f"ipc://{folder}/{name}"

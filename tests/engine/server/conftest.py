@@ -9,7 +9,7 @@ from tests.engine.server.running import Server, serving
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests that do not end it: few seats, a short queue, quick timeouts."""
+    """A server shared by the tests that do not stop it: few slots, short queue and timeouts."""
     with serving(
         tmp_path_factory.mktemp("server"),
         "builtin",

@@ -1,4 +1,4 @@
-"""A real `inferscope serve`, and clients that speak to it in plain HTTP."""
+"""A real `inferscope serve` process, and its HTTP clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.children import child
 
 
 class Server:
-    """A running server, and everything it says on stderr."""
+    """A running server, its rings and its stderr."""
 
     def __init__(self, process: subprocess.Popen[bytes], rings: Path, log: Path) -> None:
         self.process = process
@@ -33,7 +33,7 @@ class Server:
         self.port = 0
 
     def wait(self) -> Server:
-        """Wait until it is ready."""
+        """Wait until the server is ready, and return it."""
         deadline_s = time.monotonic() + 90
         while self.process.poll() is None and time.monotonic() < deadline_s:
             found = re.search(r"serving .* on http://127\.0\.0\.1:(\d+);", self.said())
@@ -44,13 +44,13 @@ class Server:
         raise AssertionError(f"the server did not come up: {self.said()}")
 
     def said(self) -> str:
-        """Return what it has written to stderr."""
+        """Return the server's output on stderr."""
         return self.log.read_text(encoding="utf-8")
 
     def post(
         self, path: str, body: object, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
-        """Post JSON, or bytes as they are; return status, body and headers."""
+        """Post JSON or raw bytes; return status, body and headers."""
         return self.ask("POST", path, body, headers)
 
     def ask(
@@ -69,29 +69,29 @@ class Server:
             connection.close()
 
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """Stream; return the events, the last being the text [DONE] if it came."""
+        """Stream a request; return the events, with the text [DONE] as the last if it arrived."""
         with Stream(self.port, path, body) as stream:
             return list(stream.events())
 
     def children(self) -> list[int]:
-        """Return its processes, the core first."""
+        """Return the process IDs of the children, the core first."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(pid) for pid in path.read_text().split()]
 
     def finals(self, *, until: int) -> dict[str, FinalRequest]:
-        """Fold the rings until so many requests are final; return them by their internal id."""
+        """Fold the rings until `until` requests are final; return them by their internal id."""
         found = self._fold(lambda requests: len(requests) >= until)
         return {request.request_id: request for request in found}
 
     def final(self, external_id: str) -> FinalRequest:
-        """Fold the rings until the request of this name is final, and return it."""
+        """Fold the rings until the request with this external id is final, and return it."""
         found = self._fold(lambda requests: any(r.external_id == external_id for r in requests))
         named = [request for request in found if request.external_id == external_id]
         assert len(named) == 1, f"{external_id} is final {len(named)} times"
         return named[0]
 
     def finals_of(self, request_ids: set[str]) -> list[FinalRequest]:
-        """Fold the rings until these are final, and return them."""
+        """Fold the rings until these requests are final, and return them."""
         found = self._fold(lambda requests: request_ids <= {r.request_id for r in requests})
         return [request for request in found if request.request_id in request_ids]
 
@@ -107,14 +107,14 @@ class Server:
         return sink.requests
 
     def wait_until_idle(self) -> None:
-        """Wait until there is room for a request, and it has been served."""
+        """Wait until the server has served one more request."""
         deadline_s = time.monotonic() + 90
         while self.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] != 200:
             assert time.monotonic() < deadline_s, "the queue stays full"
             time.sleep(0.02)
 
     def stop(self) -> int:
-        """Ask it to stop; return its exit code."""
+        """Send SIGINT; return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
@@ -126,7 +126,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """Start a server with these options; kill it when the context ends."""
+    """Start a server with these options; kill it at the end of the context."""
     rings, said = folder / "rings", folder / "stderr.txt"
     words = [sys.executable, "-m", "inferscope", "serve", "--port", "0", *options]
     environment = {
@@ -143,21 +143,21 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
 
 
 class Finals:
-    """Keeps what becomes final."""
+    """Sink that keeps final requests."""
 
     def __init__(self) -> None:
         self.requests: list[FinalRequest] = []
 
     def step(self, step: object) -> None:
-        """Steps are not looked at."""
+        """Ignore a step."""
 
     def request(self, request: FinalRequest) -> None:
-        """Keep a request."""
+        """Keep a final request."""
         self.requests.append(request)
 
 
 class Stream:
-    """A streaming request on a socket of its own, read only when asked to."""
+    """A streaming request on its own socket, read on demand."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Stream:
         self.close()
 
     def events(self) -> Iterator[Any]:
-        """Yield the events that come from here on."""
+        """Yield the events that arrive from now on."""
         if self._answer is None:
             self._answer = http.client.HTTPResponse(self.socket)
             self._answer.begin()
@@ -198,21 +198,21 @@ class Stream:
                 yield data if data == "[DONE]" else json.loads(data)
 
     def is_cut_off(self, num_events: int) -> bool:
-        """Tell whether the connection ends before so many events have come."""
+        """Return whether the connection ends before `num_events` events arrive."""
         try:
             return len(list(itertools.islice(self.events(), num_events))) < num_events
         except (OSError, http.client.HTTPException):
             return True
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         if self._answer is not None:
             self._answer.close()
         self.socket.close()
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that only waits to be buried does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -221,7 +221,7 @@ def is_alive(pid: int) -> bool:
 
 
 def all_gone(pids: list[int], within_s: float = 90) -> bool:
-    """Wait for processes to end."""
+    """Return whether all processes exit within the time."""
     deadline_s = time.monotonic() + within_s
     while any(map(is_alive, pids)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -229,7 +229,7 @@ def all_gone(pids: list[int], within_s: float = 90) -> bool:
 
 
 def in_background(task: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
-    """Run a call in a thread; return the thread and where its result or error will be."""
+    """Run a call in a thread; return the thread and the list for its result or error."""
     results: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer or a refusal, and the next one is served.
+"""Tests that any request body gets a response or an error, and the next one is served.
 
 The API server's application and the engine's core, joined by the sockets that join them in a
 server, without the HTTP between a client and the application.
@@ -27,7 +27,8 @@ from inferscope.engine.server import protocol
 from inferscope.engine.server.app import Service, build_app
 from inferscope.engine.server.chat import Template, load_template
 from inferscope.engine.server.core import Core
-from inferscope.engine.server.exchange import Front
+from inferscope.engine.server.delivery_log import DeliveryLog
+from inferscope.engine.server.exchange import FrontEndContext
 from inferscope.engine.server.link import Link
 from inferscope.engine.server.parent import STOP
 from inferscope.engine.server.protocol import (
@@ -38,25 +39,24 @@ from inferscope.engine.server.protocol import (
     CompletionRequest,
     parse,
 )
-from inferscope.engine.server.written import Written
 from inferscope.probe import Probe
 
 MODEL = "random:tiny"
 LONGEST = 40
 GOOD = b'{"prompt": [1, 2], "max_tokens": 2, "ignore_eos": true}'
 _EXAMPLES = 30
-"""Each takes 10 ms; 2,500 of each test found nothing more."""
+"""Settings of 10 ms per example; 2,500 examples per test found no further failure."""
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-class Line:
-    """A connection whose client takes everything at once and never leaves."""
+class FastClient:
+    """A connection whose client reads everything at once and never disconnects."""
 
     is_stuck = False
     parting = "client_cancel"
 
     async def drained(self) -> int:
-        """Return: nothing is left to send."""
+        """Return 0: nothing is left to send."""
         return 0
 
     def abort(self) -> None:
@@ -64,14 +64,14 @@ class Line:
 
 
 class Api:
-    """An API server's application on a core in a thread, and the event loop it lives in."""
+    """An API server's application, its event loop, and a core in a thread."""
 
     def __init__(self, folder: Path) -> None:
         options = EngineOptions(dtype="float32", max_model_tokens=LONGEST, max_running=4)
         self.engine = load_engine(MODEL, options)
         core = Core(self.engine, describe(self.engine, name=MODEL), folder)
-        self._words: SimpleQueue[str] = SimpleQueue()
-        self._thread = threading.Thread(target=core.serve, args=(self._words,))
+        self._commands: SimpleQueue[str] = SimpleQueue()
+        self._thread = threading.Thread(target=core.serve, args=(self._commands,))
         self._thread.start()
         self._loop = asyncio.new_event_loop()
         self._link = Link(folder, "api-0")
@@ -81,8 +81,8 @@ class Api:
         welcome = await self._link.connect()
         probe = Probe.disabled()
         self.tokenizer = load_tokenizer(MODEL)
-        front = Front(
-            self.tokenizer, self._link, probe, Written(probe), set(),
+        front = FrontEndContext(
+            self.tokenizer, self._link, probe, DeliveryLog(probe), set(),
             max_model_tokens=welcome.max_model_tokens, vocab=welcome.vocab,
         )  # fmt: skip
         self.service = Service(front, load_template(MODEL), "tiny", 0)
@@ -90,13 +90,13 @@ class Api:
         self._receiving = asyncio.create_task(self._link.receive())
 
     def post(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
-        """Return the status and the whole body of the answer."""
+        """Return the status and the complete body of the response."""
         return self._loop.run_until_complete(asyncio.wait_for(self._ask(method, path, body), 30))
 
     def post_all(
         self, path: str, body: bytes, *, num: int, template: Template
     ) -> list[tuple[int, bytes]]:
-        """Return the answers to one body sent several times at once, with another template."""
+        """Return the responses to one body sent `num` times at once, under another template."""
         app = build_app(dataclasses.replace(self.service, template=template))
 
         async def ask() -> list[tuple[int, bytes]]:
@@ -121,18 +121,18 @@ class Api:
 
         scope = {
             "type": "http", "method": method, "path": path, "headers": [], "query_string": b"",
-            "http_version": "1.1", "state": {"connection": Line()},
+            "http_version": "1.1", "state": {"connection": FastClient()},
         }  # fmt: skip
         await (app or self._app)(scope, receive, send)
         return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
     def close(self) -> None:
-        """Stop both."""
+        """Stop the application and the core."""
         self._receiving.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._link.close()
         self._loop.close()
-        self._words.put(STOP)
+        self._commands.put(STOP)
         self._thread.join(30)
         assert not self._thread.is_alive()
 
@@ -181,7 +181,7 @@ USUAL: dict[str, st.SearchStrategy[Any]] = {
     "stream": st.booleans(),
     "ignore_eos": st.booleans(),
 }
-"""Mostly valid, so that what is odd beside it gets as far as the engine."""
+"""Mostly valid fields, so that unusual values reach the engine."""
 FIELDS = sorted(
     {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *_NEUTRAL, "made_up"}
     - {"prompt", "messages"}
@@ -261,7 +261,7 @@ def test_deep_nesting_is_refused(api: Api, name: bytes, opening: bytes) -> None:
 
 @pytest.mark.parametrize("opening", [b"[1],", b"{},", b'{"a": {}},'])
 @pytest.mark.parametrize("path", [COMPLETION, CHAT, "/tokenize", "/detokenize"])
-def test_a_body_of_very_many_lists_or_objects_is_refused_unread(
+def test_body_with_too_many_lists_or_objects_is_rejected_before_parsing(
     api: Api, path: str, opening: bytes
 ) -> None:
     num = MOST_CONTAINERS // (opening.count(b"[") + opening.count(b"{"))
@@ -271,7 +271,7 @@ def test_a_body_of_very_many_lists_or_objects_is_refused_unread(
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT, "/tokenize", "/detokenize"])
-def test_a_body_of_very_many_members_is_refused_unread(api: Api, path: str) -> None:
+def test_body_with_too_many_members_is_rejected_before_parsing(api: Api, path: str) -> None:
     body = b'{"prompt": "x"' + b',"":1' * MOST_MEMBERS + b"}"
     status, answer = api.post(path, body)
     assert (status, b"body_too_large" in answer) == (413, True)
@@ -280,7 +280,7 @@ def test_a_body_of_very_many_members_is_refused_unread(api: Api, path: str) -> N
 @pytest.mark.parametrize(
     "text", [":" * (MOST_MEMBERS + 1), "[{" * MOST_CONTAINERS, '\\"[\\' * (MOST_CONTAINERS + 1)]
 )
-def test_brackets_in_a_text_are_no_lists(text: str) -> None:
+def test_brackets_in_a_text_do_not_count_as_lists(text: str) -> None:
     body = json.dumps({"prompt": [text, "]"], "stop": ["\\"]}).encode()
     assert parse(body, CompletionRequest).prompt == [text, "]"]
 
@@ -301,7 +301,7 @@ def test_lists_and_objects_are_counted_outside_of_texts(value: Any, text: str) -
 
 
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_large_chats_are_rendered_beside_the_loop_and_two_at_a_time(api: Api, path: str) -> None:
+def test_large_chats_are_rendered_in_threads_two_at_a_time(api: Api, path: str) -> None:
     loop_thread, inside, most_inside = threading.get_ident(), [0], [0]
 
     def slow(*args: Any, **given: Any) -> str:
@@ -314,11 +314,11 @@ def test_large_chats_are_rendered_beside_the_loop_and_two_at_a_time(api: Api, pa
 
     body = json.dumps({"messages": [{"role": "user", "content": "a" * 30_000}]}).encode()
     answers = api.post_all(path, body, num=6, template=slow)
-    assert {status for status, _ in answers} == {400}  # it is too long
+    assert {status for status, _ in answers} == {400}  # the prompt is too long
     assert most_inside == [2]
 
 
-def test_text_that_cannot_be_written_costs_its_own_request(
+def test_detokenization_failure_ends_only_its_own_request(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What clients see: answers, streams, and errors."""
+"""Tests of the HTTP API: responses, streams and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = "def main(argv"
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    import openai  # what every other worker of a run need not import
+    import openai  # the other test workers do not need it
 
     with openai.OpenAI(
         base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0
@@ -97,7 +97,7 @@ def test_tokens_are_those_of_the_engine_in_process(server: Server) -> None:
             assert answer["choices"][0]["text"] == tokenizer.decode(tokens)
 
 
-def test_several_prompts_and_answers_are_each_what_they_are_alone(server: Server) -> None:
+def test_texts_of_several_prompts_equal_those_of_single_prompts(server: Server) -> None:
     def text(prompt: object, seed: int) -> str:
         body = {"prompt": prompt, "max_tokens": 6, "seed": seed}
         return str(server.post("/v1/completions", body)[1]["choices"][0]["text"])
@@ -145,7 +145,7 @@ def test_stop_tokens_and_min_tokens(server: Server) -> None:
     assert late["usage"]["completion_tokens"] > 15
 
 
-def test_a_load_sent_again_is_said_to_measure_the_prefix_cache(
+def test_repeated_load_is_flagged_as_measuring_the_prefix_cache(
     server: Server, tmp_path: Path
 ) -> None:
     arguments = ("--rate", "20", "--requests", "6", "--prompt-tokens", "120..160")
@@ -160,12 +160,12 @@ def test_a_load_sent_again_is_said_to_measure_the_prefix_cache(
     first, second = document(), document()
     assert first["seed"] != second["seed"]
     repeated = document("--seed", str(second["seed"]))
-    told = [each["summary"] for each in (first, second, repeated)]
-    assert [each["was_seen_before"] for each in told] == [False, False, True]
-    assert told[2]["cached_share"] > 0.8 > told[1]["cached_share"]
+    summaries = [each["summary"] for each in (first, second, repeated)]
+    assert [each["was_seen_before"] for each in summaries] == [False, False, True]
+    assert summaries[2]["cached_share"] > 0.8 > summaries[1]["cached_share"]
 
 
-def test_usage_counts_cached_tokens_and_runs_along(server: Server) -> None:
+def test_usage_counts_cached_tokens_and_is_in_each_chunk(server: Server) -> None:
     body = {
         "prompt": list(range(100, 180)),
         "max_tokens": 200,
@@ -217,7 +217,7 @@ DEEP_CHAT = (
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "param", "said"),
+    ("method", "path", "body", "status", "param", "message"),
     [
         ("POST", "/v1/completions", b'{"prompt": "x"', 400, None, "not valid JSON"),
         ("POST", "/v1/completions", b"\xff\xfe", 400, None, "not valid JSON"),
@@ -319,20 +319,20 @@ DEEP_CHAT = (
         ("POST", "/detokenize", {"tokens": [-1]}, 400, "tokens", "negative"),
     ],
 )  # fmt: skip
-def test_every_error_has_openais_shape(
+def test_every_error_has_the_form_of_openai(
     server: Server,
     method: str,
     path: str,
     body: object,
     status: int,
     param: str | None,
-    said: str,
+    message: str,
 ) -> None:
     got, answer, _ = server.ask(method, path, body)
     assert got == status, answer
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["param"] == param
-    assert said in answer["error"]["message"]
+    assert message in answer["error"]["message"]
 
 
 def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
@@ -344,13 +344,13 @@ def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63)])
-def test_the_outermost_numbers_are_served(server: Server, seed: int) -> None:
+def test_extreme_seeds_are_served(server: Server, seed: int) -> None:
     body = {"prompt": "x", "max_tokens": 2, "seed": seed, "top_k": 2**63 - 1, "ignore_eos": True,
             "stop_token_ids": [0, 1023]}  # fmt: skip
     assert server.post("/v1/completions", body)[0] == 200
 
 
-def test_numbers_as_javascript_writes_them_are_served(server: Server) -> None:
+def test_integral_floats_are_accepted_as_integers(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 5.0, "seed": 3.0, "n": 1.0, "top_k": -1.0,
             "ignore_eos": True, "temperature": 1}  # fmt: skip
     status, answer, _ = server.post("/v1/completions", body)
@@ -360,7 +360,7 @@ def test_numbers_as_javascript_writes_them_are_served(server: Server) -> None:
     assert server.post("/v1/completions", body)[1]["choices"] == answer["choices"]
 
 
-def test_a_temperature_next_to_nothing_is_greedy(server: Server) -> None:
+def test_temperature_near_zero_is_greedy(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True}
     texts = [
         server.post("/v1/completions", {**body, "temperature": temperature})[1]["choices"]
@@ -373,7 +373,7 @@ def test_a_full_queue_is_429_with_retry_after_and_recorded_as_shed(server: Serve
     endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
     streams = [Stream(server.port, "/v1/completions", endless) for _ in range(4)]
     for stream in streams:
-        next(stream.events())  # all four seats are taken
+        next(stream.events())  # all four sequence slots are taken
     waiting = [Stream(server.port, "/v1/completions", endless) for _ in range(8)]
     try:
         refused = {}
@@ -395,7 +395,7 @@ def test_a_full_queue_is_429_with_retry_after_and_recorded_as_shed(server: Serve
     server.wait_until_idle()
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(server: Server) -> None:
+def test_client_that_does_not_read_delays_no_other_client(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
     headers = {"X-Request-Id": "never-reads"}
     with Stream(server.port, "/v1/completions", body, headers=headers, receive_bytes=2048):

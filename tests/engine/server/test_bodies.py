@@ -1,4 +1,4 @@
-"""Bodies together take bounded memory, and small ones always have room."""
+"""Tests that bodies use bounded memory in total, and small ones are always accepted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from inferscope.engine.server.bodies import (
     SMALL_BODY_BYTES,
     Bodies,
 )
-from inferscope.engine.server.errors import ApiError, Left
+from inferscope.engine.server.errors import ApiError, ClientDisconnected
 
 MIB = bytes(1 << 20)
 
 
 def read(bodies: Bodies, pieces: list[bytes]) -> int:
-    """Return the length of a body that comes in pieces; b"" is a client that leaves."""
+    """Return the length of a body received in pieces; b"" is a disconnect."""
 
     def messages() -> Iterator[Message]:
         for number, piece in enumerate(pieces, 1):
@@ -56,7 +56,7 @@ def test_large_bodies_share_bounded_memory_and_small_ones_are_always_read() -> N
     pieces=st.lists(st.sampled_from([b"", b"x", MIB, bytes(MOST_BODY_BYTES)]), min_size=1),
     taken=st.integers(0, MOST_BODIES_BYTES),
 )
-def test_what_a_body_took_is_given_back_however_it_ends(pieces: list[bytes], taken: int) -> None:
+def test_body_memory_is_released_however_it_ends(pieces: list[bytes], taken: int) -> None:
     bodies = Bodies()
     bodies.num_bytes = taken
     num_bytes = sum(map(len, pieces))
@@ -66,10 +66,10 @@ def test_what_a_body_took_is_given_back_however_it_ends(pieces: list[bytes], tak
 
 
 def outcome(bodies: Bodies, pieces: list[bytes]) -> int | str:
-    """Return a body's length, the status of its refusal, or that the client has left."""
+    """Return a body's length, the status of its error, or that the client disconnected."""
     try:
         return read(bodies, pieces)
-    except Left:
+    except ClientDisconnected:
         return "left"
     except ApiError as error:
         return error.status

@@ -7,10 +7,13 @@ import pytest
 
 from inferscope.engine.server.chat import load_template
 from inferscope.engine.server.errors import ApiError
-from inferscope.engine.server.protocol import Message, Part
+from inferscope.engine.server.protocol import ContentPart, Message
 from inferscope.errors import BadInput
 
-TALK = [Message("system", "be brief"), Message("user", [Part("text", "one"), Part("text", "two")])]
+CHAT = [
+    Message("system", "be brief"),
+    Message("user", [ContentPart("text", "one"), ContentPart("text", "two")]),
+]
 SOURCE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}{{ mood }}"
@@ -20,7 +23,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
 
 @pytest.mark.parametrize("model", ["builtin", "random:tiny"])
 def test_a_model_without_a_template_gets_lines(model: str) -> None:
-    assert load_template(model)(TALK, {}) == "system: be brief\nuser: one\ntwo\nassistant:"
+    assert load_template(model)(CHAT, {}) == "system: be brief\nuser: one\ntwo\nassistant:"
 
 
 @pytest.mark.parametrize("place", ["settings", "by name", "file"])
@@ -34,15 +37,15 @@ def test_a_checkpoints_own_template_is_used(tmp_path: Path, place: str) -> None:
         settings["chat_template"] = [{"name": "default", "template": SOURCE}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     template = load_template(str(tmp_path))
-    text = template(TALK, {"mood": "!", "messages": "not these"})
+    text = template(CHAT, {"mood": "!", "messages": "not these"})
     assert text == "<s><system>be brief</s><user>one\ntwo</s><assistant>!"
 
 
-def test_a_template_that_refuses_is_the_clients_error(tmp_path: Path) -> None:
+def test_exception_raised_by_a_template_is_a_client_error(tmp_path: Path) -> None:
     source = "{{ raise_exception('roles must alternate') }}"
     (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
     with pytest.raises(ApiError, match="roles must alternate") as caught:
-        load_template(str(tmp_path))(TALK, {})
+        load_template(str(tmp_path))(CHAT, {})
     assert caught.value.status == 400
 
 
@@ -59,31 +62,31 @@ def test_a_template_that_refuses_is_the_clients_error(tmp_path: Path) -> None:
         ("{{ strftime_now('%Y')[:1] }}", "2"),
     ],
 )
-def test_templates_are_read_as_they_are_written(tmp_path: Path, source: str, text: str) -> None:
+def test_templates_render_as_in_transformers(tmp_path: Path, source: str, text: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
-    assert load_template(str(tmp_path))(TALK, {}) == text
+    assert load_template(str(tmp_path))(CHAT, {}) == text
 
 
 @pytest.mark.parametrize(
     "source", ["{{ 1 / 0 }}", "{{ messages[9].x.y }}", "{{ nothing() }}", "{{ {}['a'].b['c'] }}"]
 )
-def test_whatever_fails_in_a_template_is_the_clients_error(tmp_path: Path, source: str) -> None:
+def test_any_failure_in_a_template_is_a_client_error(tmp_path: Path, source: str) -> None:
     (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
     with pytest.raises(ApiError) as caught:
-        load_template(str(tmp_path))(TALK, {})
+        load_template(str(tmp_path))(CHAT, {})
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (b"one\n{% if %}", "broken in line 2"),
         (b"{{ 1 | no_such_filter }}", "no_such_filter"),
         (b"\xff", "no UTF-8 text"),
     ],
 )
-def test_a_broken_template_is_one_line(tmp_path: Path, source: bytes, said: str) -> None:
+def test_broken_template_error_is_one_line(tmp_path: Path, source: bytes, message: str) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(source)
-    with pytest.raises(BadInput, match=said) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         load_template(str(tmp_path))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Clients that are slow, silent, half gone, or speak no HTTP."""
+"""Tests of clients that are slow, silent, half-closed, or do not send HTTP."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tests.engine.server.running import Server, Stream, serving
-from tests.engine.server.test_records import lives
+from tests.engine.server.test_records import request_events
 
 
 def dial(server: Server, *, receive_bytes: int | None = None) -> socket.socket:
     made = socket.socket()
     if receive_bytes is not None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    made.settimeout(25)  # less than a client is waited for by default
+    made.settimeout(25)  # less than the server's default timeout
     made.connect(("127.0.0.1", server.port))
     return made
 
@@ -39,7 +39,7 @@ def answer_of(connection: socket.socket) -> tuple[int, Any]:
 
 
 def is_refused(connection: socket.socket, status: int, code: str | None) -> bool:
-    """Tell whether an error of OpenAI's shape comes, and then the end."""
+    """Return whether an error of OpenAI's form arrives, followed by the end."""
     got, body = answer_of(connection)
     assert set(body["error"]) == {"message", "type", "param", "code"}
     ended = connection.recv(1) == b""
@@ -50,7 +50,7 @@ def num_open(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.children()[1]}/fd"))
 
 
-def test_nobody_is_waited_for_longer_than_the_timeout(server: Server) -> None:
+def test_silent_clients_time_out(server: Server) -> None:
     server.wait_until_idle()
     before = num_open(server)
     whole = {"prompt": "x", "n": 8, "max_tokens": 400, "ignore_eos": True, "temperature": 3}
@@ -69,7 +69,7 @@ def test_nobody_is_waited_for_longer_than_the_timeout(server: Server) -> None:
     while num_open(server) > before:
         assert time.monotonic() < deadline_s, f"{num_open(server) - before} connections are kept"
         time.sleep(0.05)
-    found = lives(server, "frontend", "unread-whole")
+    found = request_events(server, "frontend", "unread-whole")
     finals = server.finals_of(set(found))
     assert {(final.finish, final.output_tokens) for final in finals} == {("timeout", 0)}
     for connection in (*unread, silent, in_head, in_body):
@@ -95,14 +95,14 @@ def test_headers_are_bounded(server: Server, is_whole: bool) -> None:
         b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_answered_in_openais_shape(server: Server, sent: bytes) -> None:
+def test_invalid_http_gets_an_error_in_the_form_of_openai(server: Server, sent: bytes) -> None:
     with dial(server) as connection:
         connection.sendall(sent)
         assert is_refused(connection, 400, "invalid_http")
     assert "Invalid HTTP" not in server.said()
 
 
-def test_a_client_that_has_said_all_gets_its_answer(server: Server) -> None:
+def test_half_closed_client_gets_its_response(server: Server) -> None:
     body = {"prompt": "def f", "max_tokens": 40, "ignore_eos": True}
     with dial(server) as connection:
         connection.sendall(post("/v1/completions", body))
@@ -113,7 +113,7 @@ def test_a_client_that_has_said_all_gets_its_answer(server: Server) -> None:
     assert answer["usage"]["completion_tokens"] == 40
 
 
-def test_a_slash_too_many_is_no_redirect(server: Server) -> None:
+def test_trailing_slash_is_not_redirected(server: Server) -> None:
     assert server.ask("GET", "/v1/models/")[0] == 404
     assert server.post("/v1/completions/", {"prompt": "x"})[0] == 404
 
@@ -130,7 +130,7 @@ def test_a_body_that_comes_byte_by_byte_has_a_deadline(server: Server) -> None:
         assert is_refused(connection, 408, "request_timeout")
 
 
-def test_connections_that_only_wait_make_room(tmp_path: Path) -> None:
+def test_waiting_connections_are_closed_for_new_ones(tmp_path: Path) -> None:
     with serving(tmp_path, "builtin", "--max-connections", "4") as server:
         server.wait()
         held = [dial(server) for _ in range(12)]
@@ -143,7 +143,7 @@ def test_connections_that_only_wait_make_room(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_a_connection_that_is_refused_is_recorded_as_shed(tmp_path: Path) -> None:
+def test_rejected_connection_is_recorded_as_shed(tmp_path: Path) -> None:
     endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
     with serving(tmp_path, "builtin", "--max-connections", "1") as server:
         server.wait()

@@ -1,4 +1,4 @@
-"""The engine's process, whatever it is sent."""
+"""Tests of the core process under valid and invalid messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from inferscope.engine.server.wire import (
 
 
 class Peer:
-    """What an API server is to the core."""
+    """The sockets of an API server, as seen by the core."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -55,14 +55,14 @@ class Peer:
 
 
 class Served:
-    """A core that serves in a thread."""
+    """A core serving in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         engine: Engine = load_engine("random:tiny")
         self.core = Core(engine, describe(engine, name="random:tiny"), folder)
-        self.words: SimpleQueue[str] = SimpleQueue()
-        self.thread = threading.Thread(target=self.core.serve, args=(self.words,))
+        self.commands: SimpleQueue[str] = SimpleQueue()
+        self.thread = threading.Thread(target=self.core.serve, args=(self.commands,))
         self.thread.start()
 
     def peer(self, name: str) -> Peer:
@@ -73,7 +73,7 @@ class Served:
 def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path)
     yield made
-    made.words.put(STOP)
+    made.commands.put(STOP)
     made.thread.join(30)
     assert not made.thread.is_alive()
 
@@ -85,7 +85,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_cannot_be_understood_ends_nothing(served: Served) -> None:
+def test_malformed_messages_end_nothing(served: Served) -> None:
     peer = served.peer("api-0")
     peer.submit("unknown-1")
     refused = decode_from_core(peer.out.recv())
@@ -106,10 +106,10 @@ def test_each_refused_request_is_answered_however_late_its_api_server_reads(
 ) -> None:
     peer = served.peer("api-0")
     peer.out.sndhwm = 0
-    names = [f"{number:03000}" for number in range(5000)]  # more than sockets hold
+    names = [f"{number:03000}" for number in range(5000)]  # more than the sockets buffer
     for name in names:
         peer.submit(name)
-    peer.greet()  # the core has taken in what came before
+    peer.greet()  # the core has read all earlier messages
     answers = []
     while len(answers) < len(names) and peer.out.poll(5000):
         answers.append(decode_from_core(peer.out.recv()))
@@ -117,23 +117,23 @@ def test_each_refused_request_is_answered_however_late_its_api_server_reads(
     peer.close()
 
 
-def test_an_api_server_that_does_not_listen_holds_up_nobody(served: Served) -> None:
+def test_api_server_that_does_not_listen_delays_no_other(served: Served) -> None:
     dead, peer = served.peer("api-0"), served.peer("api-1")
-    dead.out.send(encode(Hello("api-0", server_address(served.folder, "nobody"))))
+    dead.out.send(encode(Hello("api-0", server_address(served.folder, "absent"))))
     time.sleep(0.1)
     peer.greet()
     dead.close()
     peer.close()
 
 
-def test_nothing_is_kept_of_api_servers_that_are_gone(served: Served) -> None:
+def test_state_of_exited_api_servers_is_freed(served: Served) -> None:
     def num_open() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     def come_and_go(name: str) -> None:
         peer = served.peer(name)
         peer.greet()
-        served.words.put(name)
+        served.commands.put(name)
         wait_until(lambda: not served.core._links)
         peer.close()
 

@@ -1,4 +1,4 @@
-"""Waits that are injected over HTTP: their rows, and the requests that are blamed for them."""
+"""Tests of injected waits over HTTP: their rows, and the blamed requests."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from inferscope.attribution.spent import spent
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import ADMITTED
 from tests.engine.server.running import Server, Stream
-from tests.engine.server.test_records import lives
+from tests.engine.server.test_records import request_events
 
 BIG_TOKENS = 3900
-"""Eight steps of the token budget: for as long no other prompt is admitted."""
+"""Prompt tokens that fill eight steps, during which no other prompt is admitted."""
 NAMED_SHARE = 0.95
 
 
-def ask(num_tokens: int, max_tokens: int) -> dict[str, object]:
-    """Return a request whose prompt no earlier one began like."""
+def make_body(num_tokens: int, max_tokens: int) -> dict[str, object]:
+    """Return a request whose prompt shares no prefix with an earlier one."""
     salt = time.monotonic_ns()
     prompt = [(salt >> at % 48) % 251 for at in range(num_tokens)]
     return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
 
 
 def wait_for(server: Server, name: str, kind: int) -> None:
-    """Wait until the core has reported this of a request."""
+    """Wait until the core has recorded this event of a request."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        for events in lives(server, "core", name).values():
+        for events in request_events(server, "core", name).values():
             if any(event.kind == kind for event in events):
                 return
         time.sleep(0.005)
@@ -39,31 +39,31 @@ def wait_for(server: Server, name: str, kind: int) -> None:
 
 @pytest.fixture(scope="module")
 def struck(server: Server) -> dict[str, FinalRequest]:
-    """One request that decodes, another's long prefill, and a third that arrives during it."""
+    """A decoding request, a long prefill of another, and a third that arrives during it."""
     big = threading.Thread(
         target=server.post,
-        args=("/v1/completions", ask(BIG_TOKENS, 1), {"X-Request-Id": "big"}),
+        args=("/v1/completions", make_body(BIG_TOKENS, 1), {"X-Request-Id": "big"}),
     )
     with Stream(
-        server.port, "/v1/completions", ask(10, 300), headers={"X-Request-Id": "decoding"}
+        server.port, "/v1/completions", make_body(10, 300), headers={"X-Request-Id": "decoding"}
     ) as decoding:
         events = decoding.events()
         next(events)
         big.start()
         wait_for(server, "big", ADMITTED)
-        server.post("/v1/completions", ask(13, 4), {"X-Request-Id": "victim"})
+        server.post("/v1/completions", make_body(13, 4), {"X-Request-Id": "victim"})
         assert list(events)[-1] == "[DONE]"
     big.join(60)
     return {name: server.final(name) for name in ("decoding", "big", "victim")}
 
 
 def share_of(final: FinalRequest, cause: str, of: FinalRequest) -> float:
-    """Return which part of a cause's row is laid to another request."""
+    """Return the share of a cause's row that is blamed on another request."""
     named = sum(ns for why, name, ns in final.blame if (why, name) == (cause, of.request_id))
     return named / final.ledger_ns[cause]
 
 
-def test_a_wait_behind_a_prefill_is_queue_and_is_blamed_on_it(
+def test_wait_behind_a_prefill_is_queue_time_blamed_on_it(
     struck: dict[str, FinalRequest],
 ) -> None:
     victim, big = struck["victim"], struck["big"]
@@ -81,14 +81,14 @@ def test_a_decode_beside_a_prefill_is_slowed_by_it(struck: dict[str, FinalReques
     decoding, big = struck["decoding"], struck["big"]
     assert big.first_token_ns is not None
     assert big.admitted_ns is not None
-    # The rest is the own decodes of those steps, the gaps between them, and other work of the host.
+    # The rest is the steps' own decodes, the gaps between them, and other load of the host.
     beside_ns = big.first_token_ns - big.admitted_ns
     assert decoding.ledger_ns["decode_interference"] >= 0.3 * beside_ns
     assert share_of(decoding, "decode_interference", big) >= NAMED_SHARE
 
 
 @pytest.mark.parametrize("name", ["decoding", "big", "victim"])
-def test_what_lies_before_the_first_token_is_a_part_of_the_whole(
+def test_rows_before_the_first_token_are_within_the_totals(
     struck: dict[str, FinalRequest], name: str
 ) -> None:
     final = struck[name]

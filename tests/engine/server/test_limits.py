@@ -1,4 +1,4 @@
-"""What a client can make the server hold, or wait for."""
+"""Tests of the memory and time that a client can cost the server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def resident_bytes(pid: int) -> int:
 
 
 def processor_s(pid: int) -> float:
-    """Return what a process has used of processors: other load is not its own."""
+    """Return the CPU seconds of a process, which exclude other load."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def waits_beside(server: Server, path: str, body: object) -> tuple[int, list[float]]:
-    """Post a body; return its status, and the seconds that other requests took meanwhile."""
+    """Post a body; return its status and the latencies of concurrent requests in seconds."""
     thread, results = in_background(server.post, path, body)
     waits_s = []
     while thread.is_alive():
@@ -55,14 +55,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server: Server
     status, answer, _ = server.post("/v1/completions", {"prompt": "a b c " * 1_000_000})
     assert status == 400
     assert "6000000 characters" in answer["error"]["message"]
-    assert processor_s(front_end) - before_s < 1  # tokenising takes several
+    assert processor_s(front_end) - before_s < 1  # tokenizing takes several
 
 
 class Tokens(list[int]):
-    """Tokens that can be watched."""
+    """Token list that supports weak references."""
 
 
-def test_a_refused_prompt_is_kept_nowhere(tiny_engine: Callable[..., Engine]) -> None:
+def test_rejected_prompt_is_freed(tiny_engine: Callable[..., Engine]) -> None:
     engine = tiny_engine()
     prompt = Tokens([1] * 100_000)
     kept = weakref.ref(prompt)
@@ -74,13 +74,13 @@ def test_a_refused_prompt_is_kept_nowhere(tiny_engine: Callable[..., Engine]) ->
         assert kept() is None
     finally:
         gc.enable()
-    assert engine.has_work  # to record it
+    assert engine.has_work  # the rejection is not yet recorded
 
 
-def test_many_prompts_hold_up_nobody_while_they_are_tokenised(server: Server) -> None:
+def test_tokenizing_many_prompts_delays_no_other_client(server: Server) -> None:
     texts = ["x = 1; y = x + 2\n" * 1100] * 24
     status, waits_s = waits_beside(server, "/v1/completions", {"prompt": texts})
-    assert status == 400  # each is too long
+    assert status == 400  # each prompt is too long
     assert len(waits_s) > 5
     assert max(waits_s) < sum(waits_s) / 2
 
@@ -100,5 +100,5 @@ def test_a_chat_of_very_many_messages_delays_no_other_request(server: Server) ->
     parts = [{"type": "text", "text": name, "part": name} for name in "ab"]
     body = {"messages": [{"role": "user", "content": parts}] * 10_000}
     status, waits_s = waits_beside(server, "/v1/chat/completions", body)
-    assert status == 400  # it is too long
+    assert status == 400  # the prompt is too long
     assert max(waits_s) < sum(waits_s) / 2

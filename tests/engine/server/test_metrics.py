@@ -1,4 +1,4 @@
-"""The server's own page of metrics, and the options that it shows."""
+"""Tests of the server's metrics page and of the options that it shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def numbers(server: Server) -> dict[str, float]:
-    """Return the page's numbers, by name and labels."""
+    """Return the page's values by name and labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         content = answer.read().decode()
@@ -44,7 +44,7 @@ def numbers(server: Server) -> dict[str, float]:
     }
 
 
-def test_page_counts_what_was_served(server: Server) -> None:
+def test_page_counts_served_requests(server: Server) -> None:
     before = numbers(server)
     prompt = list(range(300, 340))
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_page_counts_what_was_served(server: Server) -> None:
     assert (after["requests_running"], after["kv_cache_usage_ratio"]) == (0, 0)
 
 
-def test_page_shows_what_runs_and_waits(server: Server) -> None:
+def test_page_shows_running_and_waiting_requests(server: Server) -> None:
     endless = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
     streams = [Stream(server.port, "/v1/completions", endless) for _ in range(6)]
     try:
@@ -99,7 +99,7 @@ def test_block_size_length_and_prefix_cache_are_those_of_the_options(plain: Serv
     assert shown["prompt_tokens_cached_total"] == shown["kv_blocks_cached"] == 0
 
 
-def test_promtool_finds_nothing_to_say_of_the_page() -> None:
+def test_promtool_reports_no_problem() -> None:
     text = page(EngineStats(blocks_total=4, blocks_used=1), model_name='a "b"\\c\nd')
     assert 'model_name="a \\"b\\"\\\\c\\nd"' in text
     done = subprocess.run(

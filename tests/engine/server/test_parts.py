@@ -1,4 +1,4 @@
-"""Whose each token of a chat's prompt is: by templates, and through the real server."""
+"""Tests of the parts of a chat's prompt, by templates and through the real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inferscope.engine import load_tokenizer
 from inferscope.engine.server.chat import Template, load_template, plain
 from inferscope.engine.server.parts import sections_of
-from inferscope.engine.server.protocol import Message, Part
+from inferscope.engine.server.protocol import ContentPart, Message
 from inferscope.engine.tokenizer import Sections
 from inferscope.probe.parts import MOST_STRETCHES
 from inferscope.records import RequestEvent
@@ -55,9 +55,9 @@ def template_of(folder: Path, source: str) -> Template:
 
 
 def cut(messages: list[Message], template: Template = plain) -> list[tuple[str, str]]:
-    """Return the stretches of a chat's prompt with their text."""
+    """Return the spans of a chat's prompt with their text."""
     prompt = template(messages, {})
-    write = partial(template, told={}, begins_answer=False)
+    write = partial(template, template_args={}, begins_answer=False)
     sections, at = [], 0
     for name, num_chars in sections_of(messages, prompt, write):
         assert num_chars >= 0
@@ -67,7 +67,7 @@ def cut(messages: list[Message], template: Template = plain) -> list[tuple[str, 
     return sections
 
 
-def test_turns_are_told_by_role_and_the_last_question_is_the_users() -> None:
+def test_turns_are_split_by_role_and_the_last_question_is_user() -> None:
     assert cut(CHAT) == [
         ("system", "system: be brief\n"),
         ("history", "user: what is it\nassistant: a thing\n"),
@@ -76,7 +76,7 @@ def test_turns_are_told_by_role_and_the_last_question_is_the_users() -> None:
     ]
 
 
-def test_what_a_template_writes_around_a_message_belongs_to_it(tmp_path: Path) -> None:
+def test_template_text_around_a_message_belongs_to_it(tmp_path: Path) -> None:
     assert cut(CHAT, template_of(tmp_path, CHATML)) == [
         ("system", "<s><|im_start|>system\nbe brief<|im_end|>\n"),
         (
@@ -88,7 +88,7 @@ def test_what_a_template_writes_around_a_message_belongs_to_it(tmp_path: Path) -
     ]
 
 
-def test_where_a_template_moves_a_message_its_text_is_searched_for(tmp_path: Path) -> None:
+def test_message_moved_by_a_template_is_found_by_its_text(tmp_path: Path) -> None:
     assert cut(CHAT, template_of(tmp_path, MOVES_SYSTEM)) == [
         ("system", "[INST]<<be brief>>"),
         ("history", "what is it[/INST]a thing</s>"),
@@ -97,7 +97,7 @@ def test_where_a_template_moves_a_message_its_text_is_searched_for(tmp_path: Pat
     ]
 
 
-def test_a_long_chat_of_an_agent_is_cut_turn_by_turn_and_a_huge_one_by_its_texts() -> None:
+def test_long_chat_is_split_by_turns_and_a_huge_one_by_text_search() -> None:
     turns = [Message("assistant", "look"), Message("tool", "seen")] * 30
     chat = [Message("user", "go"), *turns, Message("user", "so?")]
     sections = cut(chat)
@@ -118,7 +118,7 @@ def test_cutting_a_chat_takes_time_in_proportion_to_its_messages(
 ) -> None:
     def cutting_s(num_messages: int) -> float:
         pair = [
-            Message("user", [Part("text", "a", first), Part("text", "b", second)])
+            Message("user", [ContentPart("text", "a", first), ContentPart("text", "b", second)])
             for first, second in labels
         ]
         messages = pair * (num_messages // 2)
@@ -138,7 +138,7 @@ def _never_written(messages: list[Message]) -> str:
     raise AssertionError("a chat of this size is searched for its texts")
 
 
-def test_a_template_that_takes_no_half_chats_is_searched_as_well(tmp_path: Path) -> None:
+def test_template_that_rejects_partial_chats_uses_text_search(tmp_path: Path) -> None:
     assert cut(CHAT, template_of(tmp_path, STRICT)) == [
         ("system", "(be brief)("),
         ("history", "what is it)(a thing)("),
@@ -147,16 +147,16 @@ def test_a_template_that_takes_no_half_chats_is_searched_as_well(tmp_path: Path)
     ]
 
 
-def test_where_nobody_can_tell_it_is_other(tmp_path: Path) -> None:
+def test_undecidable_spans_are_other(tmp_path: Path) -> None:
     shouted = template_of(tmp_path, "{{ messages | length }} messages")
     assert cut(CHAT, shouted) == [("other", "5 messages")]
 
 
 def test_labels_of_messages_and_of_their_parts_count_before_roles() -> None:
     question = [
-        Part("text", "document one", "retrieved"),
-        Part("text", "document two", "retrieved"),
-        Part("text", "what do they say"),
+        ContentPart("text", "document one", "retrieved"),
+        ContentPart("text", "document two", "retrieved"),
+        ContentPart("text", "what do they say"),
     ]
     chat = [
         Message("system", "be brief"),
@@ -182,7 +182,7 @@ MESSAGES = st.lists(
             st.text(max_size=9),
             st.lists(
                 st.builds(
-                    Part,
+                    ContentPart,
                     st.just("text"),
                     st.text(max_size=9),
                     st.sampled_from([None, "retrieved", "X", 7]),
@@ -206,7 +206,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> list[Template]:
 
 
 @given(messages=MESSAGES)
-def test_every_character_of_any_chat_is_in_one_stretch(
+def test_every_character_of_any_chat_is_in_one_span(
     templates: list[Template], messages: list[Message]
 ) -> None:
     for template in templates:
@@ -216,14 +216,14 @@ def test_every_character_of_any_chat_is_in_one_stretch(
 # --- over HTTP ------------------------------------------------------------------------------------
 
 
-def told_of(server: Server, name: str) -> tuple[int, Sections]:
-    """Return what the rings say of a request's prompt: tokens and parts."""
+def recorded_parts(server: Server, name: str) -> tuple[int, Sections]:
+    """Return the recorded prompt tokens and parts of a request."""
     wait_for_end(server, name)
     events = [one for one in records(server, "frontend") if isinstance(one, RequestEvent)]
     (index,) = {one.index for one in events if one.external_id == name}
-    (told,) = [one for one in events if one.index == index and one.prompt_tokens is not None]
-    assert told.prompt_tokens is not None
-    return told.prompt_tokens, told.prompt_parts
+    (event,) = [one for one in events if one.index == index and one.prompt_tokens is not None]
+    assert event.prompt_tokens is not None
+    return event.prompt_tokens, event.prompt_parts
 
 
 def chat(server: Server, name: str, messages: list[Any], **headers: str) -> None:
@@ -250,7 +250,7 @@ TALK = [
 
 def test_a_chats_parts_are_exact_counts_of_its_own_tokens(server: Server) -> None:
     chat(server, "roles", TALK)
-    num, parts = told_of(server, "roles")
+    num, parts = recorded_parts(server, "roles")
     tokens = load_tokenizer("builtin").encode
     texts = {
         "system": f"system: {SYSTEM}\n",
@@ -271,14 +271,14 @@ def test_a_chats_parts_are_exact_counts_of_its_own_tokens(server: Server) -> Non
     assert max(costs, key=lambda name: costs[name]) == "retrieved"
 
 
-def test_why_says_which_part_of_a_prompt_cost_most(server: Server) -> None:
+def test_why_names_the_prompt_part_with_the_highest_cost(server: Server) -> None:
     chat(server, "explained", TALK)
     assert server.final("explained").parts
     done = inferscope("why", "explained", rings=server.rings)
     assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "Of its prompt's compute," in told
-    assert "retrieved (" in told
+    text = " ".join(done.stdout.split())
+    assert "Of its prompt's compute," in text
+    assert "retrieved (" in text
 
 
 def test_a_system_prompt_that_is_cached_costs_nothing(server: Server) -> None:
@@ -295,10 +295,10 @@ def test_a_system_prompt_that_is_cached_costs_nothing(server: Server) -> None:
     assert system.compute_ns < (1 - free + 0.1) * system.tokens / user.tokens * user.compute_ns * 2
 
 
-def test_a_header_says_it_for_any_prompt_and_before_the_roles(server: Server) -> None:
+def test_header_applies_to_any_prompt_and_overrides_roles(server: Server) -> None:
     labels = {"X-InferScope-Parts": "system=4,Bad Name=2,user=100000"}
     chat(server, "header", TALK, **labels)
-    assert told_of(server, "header")[1] == (("system", 4), ("other", 2), ("user", 100_000))
+    assert recorded_parts(server, "header")[1] == (("system", 4), ("other", 2), ("user", 100_000))
     body = {"prompt": "def f(x): return x + 1", "max_tokens": 2, "temperature": 0}
     server.post("/v1/completions", body, {"X-Request-Id": "prompt", **labels})
     final = server.final("prompt")
@@ -312,10 +312,10 @@ def test_a_header_says_it_for_any_prompt_and_before_the_roles(server: Server) ->
     assert not any(one.prompt_parts for one in several if one.index in indices)
 
 
-def test_a_header_that_cannot_be_read_is_said_once_and_changes_nothing(server: Server) -> None:
+def test_invalid_header_is_logged_once_and_ignored(server: Server) -> None:
     for number in range(3):
         chat(server, f"bad-{number}", TALK, **{"X-InferScope-Parts": "canary-77b1 is my secret"})
-    assert told_of(server, "bad-2")[1] == told_of(server, "bad-0")[1] != ()
+    assert recorded_parts(server, "bad-2")[1] == recorded_parts(server, "bad-0")[1] != ()
     # The probe's housekeeping thread logs it.
     end_s = time.monotonic() + 30
     while "X-InferScope-Parts" not in server.said() and time.monotonic() < end_s:
@@ -323,13 +323,13 @@ def test_a_header_that_cannot_be_read_is_said_once_and_changes_nothing(server: S
     assert server.said().count("X-InferScope-Parts") == 1
 
 
-def test_no_word_of_a_chat_is_in_a_ring(server: Server) -> None:
+def test_no_text_of_a_chat_is_in_a_ring(server: Server) -> None:
     odd = [
         {"role": "user", "content": "sing", "part": "canary-77b1 in a coal mine"},
         {"role": "user", "content": [{"type": "text", "text": "low", "part": 5}]},
     ]
     chat(server, "odd", odd)
-    assert {name for name, _ in told_of(server, "odd")[1]} <= {"other", "user"}
+    assert {name for name, _ in recorded_parts(server, "odd")[1]} <= {"other", "user"}
     for secret in _secrets():
         for path in server.rings.glob("served/*.ring"):
             assert secret not in path.read_bytes()

@@ -1,4 +1,4 @@
-"""Processes that die, are killed, or are asked to stop."""
+"""Tests of processes that exit, are killed, or are stopped."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ LONG = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with two API servers; the tests below use it up, in their order."""
+    """A server with two API servers; the tests below stop it in their order."""
     with serving(tmp_path_factory.mktemp("pair"), "builtin", "--api-servers", "2") as running:
         yield running.wait()
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start servers; kill them when the test ends."""
+    """Start servers, and kill them at the end of the test."""
     with ExitStack() as stack:
         yield lambda *options: stack.enter_context(serving(tmp_path, *options))
 
@@ -78,7 +78,7 @@ def test_two_api_servers_serve_one_socket_and_their_records_join_the_cores(pair:
         assert min(final.ledger_ns.values()) >= 0
 
 
-def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> None:
+def test_killed_api_server_ends_only_its_own_requests(pair: Server) -> None:
     core, *servers = pair.children()
     idle = [_num_open(pid) for pid in servers]
     streams: dict[str, Stream] = {}
@@ -91,7 +91,7 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     os.kill(servers[0], signal.SIGKILL)
     lost = {
         name for name, stream in streams.items() if stream.is_cut_off(300)
-    }  # more than a socket holds
+    }  # more than a socket buffers
     assert 0 < len(lost) < len(streams)
     deadline_s = time.monotonic() + 90
     while "was killed by signal 9" not in pair.said() and time.monotonic() < deadline_s:
@@ -99,15 +99,15 @@ def test_a_killed_api_server_takes_only_its_own_requests_along(pair: Server) -> 
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert "was killed by signal 9; its requests are cancelled" in pair.said()
-    # On a busy machine a stream that is not read meanwhile may be ended, which is a line as well.
-    said = [line for line in pair.said().splitlines() if "reading; ending it" not in line]
-    assert len(said) == 3, said
+    # On a busy machine an unread stream may be ended too, which logs another line.
+    lines = [line for line in pair.said().splitlines() if "reading; killing it" not in line]
+    assert len(lines) == 3, lines
     assert pair.children()[0] == core
     for stream in streams.values():
         stream.close()
     for name in streams:
         final = pair.final(name)
-        # The core may have computed all of it before the kill: then nothing is left to abort.
+        # The core may have finished a request before the kill; then there is nothing to abort.
         is_whole = final.decode_work.tokens == LONG["max_tokens"] - 1
         of_lost = "engine_lost" if is_whole else "server_abort"
         assert final.finish == (of_lost if name in lost else "client_cancel")
@@ -119,10 +119,10 @@ def _num_open(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_an_api_server_that_cannot_hear_the_engine_is_replaced(pair: Server) -> None:
+def test_api_server_that_cannot_receive_is_replaced(pair: Server) -> None:
     _, *servers = pair.children()
-    words = Path(f"/proc/{servers[0]}/cmdline").read_bytes().split(b"\0")
-    settings = json.loads(next(word for word in words if word.startswith(b"{")))
+    arguments = Path(f"/proc/{servers[0]}/cmdline").read_bytes().split(b"\0")
+    settings = json.loads(next(each for each in arguments if each.startswith(b"{")))
     with zmq.Context() as context, context.socket(zmq.PUSH) as intruder:
         intruder.connect(f"ipc://{settings['folder']}/{settings['name']}")
         intruder.send(b"\xc1")
@@ -132,14 +132,14 @@ def test_an_api_server_that_cannot_hear_the_engine_is_replaced(pair: Server) -> 
             time.sleep(0.02)
     while len(pair.children()) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    assert "the way from the engine has failed" in pair.said()
+    assert "receiving from the engine failed" in pair.said()
     assert "ended with exit code 1; its requests are cancelled" in pair.said()
     assert pair.events("/v1/completions", {**LONG, "max_tokens": 2})[-1] == "[DONE]"
 
 
-def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Server) -> None:
+def test_killed_engine_is_reported_to_clients_and_ends_the_server(pair: Server) -> None:
     core, *servers = pair.children()
-    num_said = len(pair.said())
+    num_logged = len(pair.said())
     whole, answers = in_background(pair.post, "/v1/completions", LONG)
     with Stream(pair.port, "/v1/completions", LONG) as stream:
         events = stream.events()
@@ -154,11 +154,11 @@ def test_when_the_engine_is_killed_clients_are_told_and_the_server_ends(pair: Se
     assert answers[0][0] == 503
     assert pair.process.wait(60) == 1
     assert "the engine's process was killed by signal 9" in pair.said().splitlines()[-1]
-    assert "Traceback" not in pair.said()[num_said:]
+    assert "Traceback" not in pair.said()[num_logged:]
     assert all_gone(servers)
 
 
-def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(serve: Serve) -> None:
+def test_stop_lets_requests_finish_and_leaves_no_process(serve: Serve) -> None:
     server = serve("builtin", "--drain", "3").wait()
     children = server.children()
     path = "/v1/completions"
@@ -181,7 +181,7 @@ def test_asked_to_stop_it_lets_requests_finish_and_leaves_no_process(serve: Serv
     assert finishes == ["length", "server_abort"]
 
 
-def test_killing_the_supervisor_takes_its_processes_along(serve: Serve) -> None:
+def test_killing_the_supervisor_ends_its_processes(serve: Serve) -> None:
     server = serve("builtin", "--api-servers", "2")
     deadline_s = time.monotonic() + 60
     while len(server.children()) < 3 and time.monotonic() < deadline_s:
@@ -193,7 +193,7 @@ def test_killing_the_supervisor_takes_its_processes_along(serve: Serve) -> None:
     assert all_gone(children)
 
 
-def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
+def test_ctrl_c_before_ready_stops_the_server(serve: Serve) -> None:
     server = serve("builtin")
     deadline_s = time.monotonic() + 60
     while len(server.children()) < 2 and time.monotonic() < deadline_s:
@@ -206,7 +206,7 @@ def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "lines"),
     [
         (["no-such-model"], 2, "'no-such-model' is no model"),
         (["builtin", "--port", "70000"], 2, "--port is 70000"),
@@ -223,16 +223,16 @@ def test_ctrl_c_before_it_is_ready_ends_it(serve: Serve) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_one_line(
-    tmp_path: Path, options: list[str], code: int, said: str
+def test_invalid_options_give_a_one_line_error(
+    tmp_path: Path, options: list[str], code: int, lines: str
 ) -> None:
     done = _serve(tmp_path, *options)
     assert done.returncode == code
-    assert said in done.stderr
+    assert lines in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_port_in_use_gives_a_one_line_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = _serve(tmp_path, "builtin", "--port", str(port))
@@ -252,28 +252,28 @@ def _serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-TALKATIVE = """
+NOISY_MODULE = """
 import sys
-from inferscope.engine.server.parent import Ready, say
+from inferscope.engine.server.parent import Ready, send_to_parent
 sys.stdout.write("x" * 200_000 + "\\n" + "y" * 100_000 + "\\n")
-say(Ready())
+send_to_parent(Ready())
 sys.stdout.write("z" * 300_000)
 """
 
 
-def test_other_output_of_a_child_hides_none_of_its_messages(tmp_path: Path) -> None:
+def test_other_output_of_a_child_hides_no_message(tmp_path: Path) -> None:
     async def events() -> list[object]:
         with socket.socket() as listening:
             supervisor = launch.Supervisor(SETTINGS, listening, print)
-            child = await supervisor._start("talkative", "talkative", told={})
+            child = await supervisor._start("talkative", "talkative", settings={})
             try:
-                heard = [await asyncio.wait_for(supervisor._events.get(), 10) for _ in range(2)]
+                received = [await asyncio.wait_for(supervisor._events.get(), 10) for _ in range(2)]
             finally:
                 launch._kill(child)
                 await asyncio.wait_for(asyncio.gather(*supervisor._watchers), 5)
-            return [type(event).__name__ for event in heard]
+            return [type(event).__name__ for event in received]
 
-    (tmp_path / "talkative.py").write_text(TALKATIVE, encoding="utf-8")
+    (tmp_path / "talkative.py").write_text(NOISY_MODULE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         assert asyncio.run(events()) == ["_Said", "_Ended"]

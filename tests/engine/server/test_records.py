@@ -1,4 +1,4 @@
-"""What the rings of both processes say of requests over HTTP, and what they never say."""
+"""Tests of the records of HTTP requests in both processes' rings, and of their privacy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.engine.server.running import Server, Stream
 
 
 def records(server: Server, role: str) -> Iterator[Record]:
-    """Read all rings of a role to their end."""
+    """Yield all records in the rings of a role."""
     for path in sorted(server.rings.glob(f"served/{role}-*.ring")):
         reader = RingReader(path)
         while frames := reader.read():
@@ -39,8 +39,8 @@ def records(server: Server, role: str) -> Iterator[Record]:
         reader.close()
 
 
-def lives(server: Server, role: str, external_id: str) -> dict[str, list[RequestEvent]]:
-    """Return the events of a client's requests in one role, by the internal id."""
+def request_events(server: Server, role: str, external_id: str) -> dict[str, list[RequestEvent]]:
+    """Return the events of a client's requests in one role, by internal id."""
     by_index: dict[int, list[RequestEvent]] = defaultdict(list)
     for record in records(server, role):
         if isinstance(record, RequestEvent):
@@ -56,7 +56,7 @@ def wait_for_end(server: Server, external_id: str) -> None:
     """Wait until the front end has written the last byte."""
     deadline_s = time.monotonic() + 90
     while time.monotonic() < deadline_s:
-        found = lives(server, "frontend", external_id)
+        found = request_events(server, "frontend", external_id)
         if found and all(events[-1].kind == LAST_BYTE for events in found.values()):
             return
         time.sleep(0.02)
@@ -66,7 +66,7 @@ def wait_for_end(server: Server, external_id: str) -> None:
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> None:
+def test_each_process_records_its_part_under_one_internal_id(server: Server) -> None:
     headers = {"X-Request-Id": "joined", "traceparent": TRACE}
     before_ns = time.monotonic_ns()
     status, body, answered = server.post(
@@ -75,8 +75,8 @@ def test_each_process_tells_its_part_under_one_internal_id(server: Server) -> No
     assert status == 200
     assert answered["x-request-id"] == "joined"
     wait_for_end(server, "joined")
-    ((request_id, front),) = lives(server, "frontend", "joined").items()
-    ((same_id, core),) = lives(server, "core", "joined").items()
+    ((request_id, front),) = request_events(server, "frontend", "joined").items()
+    ((same_id, core),) = request_events(server, "core", "joined").items()
     assert request_id == same_id
     kinds = [event.kind for event in front]
     assert kinds == [RECEIVED, TOKENISED, FIRST_BYTE, LAST_BYTE]
@@ -109,7 +109,7 @@ def test_a_requests_own_name_may_be_utf_8(server: Server, sent: str, name: str |
 def test_further_choices_name_the_first_as_their_parent(server: Server) -> None:
     body = {"prompt": "def f", "max_tokens": 2, "n": 3}
     server.post("/v1/completions", body, {"X-Request-Id": "three"})
-    core = lives(server, "core", "three")
+    core = request_events(server, "core", "three")
     first, *others = core
     assert len(others) == 2
     assert [events[0].parent for events in core.values()] == ["", first, first]
@@ -129,20 +129,19 @@ def test_a_stream_ledger_closes_at_the_clients_edge(server: Server) -> None:
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
     assert min(final.ledger_ns.values()) >= 0
     assert final.first_token_ns is not None
-    # What we say was delivered had been on its way for no more than the client took to see it; a
-    # busy machine may leave that client waiting for its turn.
+    # Recorded deliveries precede the client's reads; a busy machine may delay that client.
     assert -2_000_000 < seen_ns - final.first_token_ns < 10_000_000_000
     assert final.ledger_ns["frontend"] > 0
 
 
-def test_a_client_that_leaves_is_cancelled_in_the_engine(server: Server) -> None:
+def test_disconnected_client_is_cancelled_in_the_engine(server: Server) -> None:
     body = {"prompt": "def f", "max_tokens": 3900, "ignore_eos": True}
     with Stream(server.port, "/v1/completions", body, headers={"X-Request-Id": "left"}) as stream:
         next(stream.events())
     deadline_s = time.monotonic() + 90
     reasons: list[str] = []
     while not any(reasons) and time.monotonic() < deadline_s:
-        (core,) = lives(server, "core", "left").values()
+        (core,) = request_events(server, "core", "left").values()
         reasons = [event.reason for event in core if event.kind == FINISHED]
         time.sleep(0.02)
     assert reasons == ["client_cancel"]
@@ -155,7 +154,7 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(server: Server) -> None
 def test_a_waiting_whole_answer_is_cancelled_too(server: Server) -> None:
     body = {"prompt": "def f", "max_tokens": 3900, "ignore_eos": True}
     stream = Stream(server.port, "/v1/completions", body, headers={"X-Request-Id": "left-2"})
-    while not lives(server, "core", "left-2"):
+    while not request_events(server, "core", "left-2"):
         time.sleep(0.01)
     stream.close()
     assert server.final("left-2").finish == "client_cancel"
@@ -179,19 +178,19 @@ def test_a_stop_string_ends_the_request_as_stop_in_both_rings(server: Server) ->
     assert final.finish == "stop"
     assert final.output_tokens <= 20
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
-    (core,) = lives(server, "core", "cut").values()
+    (core,) = request_events(server, "core", "cut").values()
     assert core[-1].kind == FINISHED
     assert core[-1].reason == "stop"
 
 
-def test_the_rings_say_what_is_served(server: Server) -> None:
+def test_rings_describe_the_served_model(server: Server) -> None:
     for role in ("core", "frontend"):
         info = next(record for record in records(server, role) if isinstance(record, EngineInfo))
         assert info.served_name == "tiny"
         assert info.model == "builtin"
 
 
-def test_prompts_and_answers_are_written_nowhere(server: Server, tmp_path: Path) -> None:
+def test_prompts_and_outputs_are_not_stored(server: Server, tmp_path: Path) -> None:
     canary = "canary-51aa-in-a-coal-mine"
     bodies: list[object] = [
         {"prompt": canary, "max_tokens": 12, "temperature": 0},
@@ -216,5 +215,5 @@ def test_prompts_and_answers_are_written_nowhere(server: Server, tmp_path: Path)
     assert len(rings) == 2
     for ring in rings:
         content = ring.read_bytes()
-        assert b"api-0-1" in content  # requests are there
+        assert b"api-0-1" in content  # the ring has requests
         assert not any(secret in content for secret in (canary.encode(), text.encode(), ids))

@@ -1,4 +1,4 @@
-"""A client that does not read, beside one that does: whose time is booked as `delivery`."""
+"""Tests that the `delivery` time of a client that does not read is booked to its request."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import FINISHED
 from tests.engine.server.running import Server, Stream, serving
-from tests.engine.server.test_records import lives
+from tests.engine.server.test_records import request_events
 
 _USAGE = {"include_usage": True, "continuous_usage_stats": True}
-"""An event of 250 bytes per token: the answer is several times as large as the buffers on its way,
-also where a busy front end sends several tokens in one event."""
+"""Options that make an event of 250 bytes per token. The response is then several times as large as
+the buffers, even if a busy front end sends several tokens per event."""
 _LEAST_UNREAD_S = 0.3
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits 30 s for a client."""
+    """A server with a client timeout of 30 s."""
     with serving(tmp_path_factory.mktemp("patient"), "builtin") as running:
         yield running.wait()
 
 
 def finished_ns(server: Server, name: str) -> int:
-    """Wait until the core is through with a client's requests; return when it was with the last."""
+    """Wait until the core has finished a client's requests; return the time of the last end."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         ends = [
             [event.at_ns for event in events if event.kind == FINISHED]
-            for events in lives(server, "core", name).values()
+            for events in request_events(server, "core", name).values()
         ]
         if ends and all(ends):
             return max(max(each) for each in ends)
@@ -40,21 +40,21 @@ def finished_ns(server: Server, name: str) -> int:
 
 
 @pytest.mark.parametrize("num_texts", [1, 2])
-def test_a_client_that_does_not_read_waits_for_itself(patient: Server, num_texts: int) -> None:
+def test_unread_response_is_booked_as_its_own_delivery(patient: Server, num_texts: int) -> None:
     server = patient
     slow, quick = f"slow-{num_texts}", f"quick-{num_texts}"
-    ask = {"prompt": "def f", "max_tokens": 1000, "ignore_eos": True, "n": num_texts}
+    body = {"prompt": "def f", "max_tokens": 1000, "ignore_eos": True, "n": num_texts}
     with Stream(
         server.port,
         "/v1/completions",
-        {**ask, "stream_options": _USAGE},
+        {**body, "stream_options": _USAGE},
         headers={"X-Request-Id": slow},
         receive_bytes=16 << 10,
     ) as stream:
-        server.post("/v1/completions", ask, {"X-Request-Id": quick})
+        server.post("/v1/completions", body, {"X-Request-Id": quick})
         ended_ns = finished_ns(server, slow)
         while time.monotonic_ns() < ended_ns + _LEAST_UNREAD_S * 1e9:
-            time.sleep(0.01)  # it is how long the client does not read
+            time.sleep(0.01)  # the time that the client does not read
         resumed_ns = time.monotonic_ns()
         assert list(stream.events())[-1] == "[DONE]"
     slow_ones, quick_ones = finals_of(server, slow), finals_of(server, quick)
@@ -66,4 +66,4 @@ def test_a_client_that_does_not_read_waits_for_itself(patient: Server, num_texts
 
 
 def finals_of(server: Server, name: str) -> list[FinalRequest]:
-    return server.finals_of(set(lives(server, "core", name)))
+    return server.finals_of(set(request_events(server, "core", name)))

@@ -1,4 +1,4 @@
-"""Front end, core and worker, a process and a ring each."""
+"""Tests of a front end, core and worker, each with a process and a ring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose model runs in a worker; the tests use it up, in their order."""
+    """A server whose model runs in a worker; the tests stop it in their order."""
     with serving(tmp_path_factory.mktemp("apart"), "builtin", "--worker") as running:
         yield running.wait()
 
@@ -28,14 +28,14 @@ def ring(server: Server, role: str) -> Path:
     return path
 
 
-def test_each_tells_its_part_and_the_ledgers_close(apart: Server) -> None:
+def test_each_process_records_its_part_and_the_ledgers_close(apart: Server) -> None:
     for _ in range(3):
         assert apart.events("/v1/completions", BODY)[-1] == "[DONE]"
     finals = apart.finals(until=3)
     for final in finals.values():
         assert (final.arrived_at, final.delivered_at) == ("http", "http")
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
-        # Not `decode_own`: on a busy machine all tokens may wait for the front end at once.
+        # Not `decode_own`: on a busy machine all tokens may wait for the front end together.
         assert final.ledger_ns["prefill_own"] > 0
         assert final.decode_ns > 0
         assert final.output_tokens == 12
@@ -48,16 +48,16 @@ def test_each_tells_its_part_and_the_ledgers_close(apart: Server) -> None:
     assert not of(StepSlices, ring(apart, "worker"))
 
 
-def test_the_worker_does_not_hold_the_pipe_of_the_engines_words(apart: Server) -> None:
+def test_worker_does_not_inherit_the_pipe_of_the_core(apart: Server) -> None:
     pid = int(ring(apart, "worker").stem.rpartition("-")[2])
     assert os.readlink(f"/proc/{pid}/fd/1") == os.readlink(f"/proc/{pid}/fd/2")
 
 
-def test_a_killed_worker_takes_the_engine_along_and_its_records_stay(apart: Server) -> None:
+def test_killed_worker_ends_the_engine_and_records_survive(apart: Server) -> None:
     pid = int(ring(apart, "worker").stem.rpartition("-")[2])
     children = apart.children()
     os.kill(pid, signal.SIGKILL)
-    apart.post("/v1/completions", BODY)  # the step loop finds out at its next step
+    apart.post("/v1/completions", BODY)  # the step loop detects the exit at its next step
     assert apart.process.wait(60) != 0
     assert "the worker's process has ended (exit code -9)" in apart.said()
     assert all_gone([*children, pid])

@@ -1,7 +1,7 @@
-"""From a model's name to its files and its tokenizer, without torch.
+"""Lookup of a model's files and tokenizer by its name, without torch.
 
 builtin             the small trained model in this package
-random:SHAPE        any shape with random weights; see `shapes.py`
+random:SHAPE        a shape with random weights; see `shapes.py`
 a folder            a Hugging Face checkpoint with safetensors
 """
 
@@ -18,7 +18,7 @@ _BUILTIN_FOLDER = Path(__file__).parent / "builtin"
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """Return the tokenizer of a model; a random one borrows the built-in model's if it can."""
+    """Return a model's tokenizer; a random model with enough ids uses the built-in one."""
     if not model.startswith(shapes.PREFIX):
         return FileTokenizer(model_folder(model) / "tokenizer.json")
     vocab = shapes.parse_shape(model.removeprefix(shapes.PREFIX)).vocab
@@ -28,10 +28,10 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def model_folder(model: str) -> Path:
-    """Return the folder of a model that has one.
+    """Return the folder of the built-in model or of a checkpoint.
 
     Raises:
-        BadInput: If there is no such folder.
+        BadInput: the folder does not exist.
     """
     if model == BUILTIN:
         return _BUILTIN_FOLDER
