@@ -413,7 +413,7 @@ def test_failing_step_ends_only_its_own_requests(
     assert [token for output in outputs[2:] for token in output.tokens] == expected
     assert engine.pool.num_used == 0
     assert [record.getMessage() for record in caplog.records] == [
-        "step 0 failed and its 2 requests end with an error: ValueError: a kernel failed"
+        "step 0 failed; its 2 requests end with an error: ValueError: a kernel failed"
     ]
     stats = engine.stats()
     assert (stats.failed_steps, stats.finished["error"], stats.finished["length"]) == (1, 2, 1)
@@ -438,7 +438,7 @@ def test_loop_goes_on_after_failing_steps_and_ends_when_all_fail(
         assert str(engine.failure).startswith("10 steps in a row failed, the last one with Value")
         with pytest.raises(InferScopeError, match="stopped"):
             engine.submit([1])
-    assert caplog.records[-1].getMessage().startswith("the engine's loop failed and accepts no")
+    assert caplog.records[-1].getMessage().startswith("the engine's loop failed; it accepts no")
     assert not caplog.records[-1].exc_info
 
 

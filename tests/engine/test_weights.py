@@ -101,7 +101,7 @@ def test_mismatched_tensors_are_named(
     with pytest.raises(BadInput) as caught:
         load_weights(folder, config, dtype=torch.float32, device=CPU)
     assert message in str(caught.value)
-    assert "download both" in str(caught.value)
+    assert "Download both" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

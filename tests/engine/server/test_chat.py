@@ -82,7 +82,7 @@ def test_any_failure_in_a_template_is_a_client_error(tmp_path: Path, source: str
     [
         (b"one\n{% if %}", "broken in line 2"),
         (b"{{ 1 | no_such_filter }}", "no_such_filter"),
-        (b"\xff", "no UTF-8 text"),
+        (b"\xff", "not UTF-8 text"),
     ],
 )
 def test_broken_template_error_is_one_line(tmp_path: Path, source: bytes, message: str) -> None:

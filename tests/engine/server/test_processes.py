@@ -206,7 +206,7 @@ def test_ctrl_c_before_ready_stops_the_server(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "lines"),
+    ("options", "code", "message"),
     [
         (["no-such-model"], 2, "'no-such-model' is no model"),
         (["builtin", "--port", "70000"], 2, "--port is 70000"),
@@ -224,11 +224,11 @@ def test_ctrl_c_before_ready_stops_the_server(serve: Serve) -> None:
     ],
 )
 def test_invalid_options_give_a_one_line_error(
-    tmp_path: Path, options: list[str], code: int, lines: str
+    tmp_path: Path, options: list[str], code: int, message: str
 ) -> None:
     done = _serve(tmp_path, *options)
     assert done.returncode == code
-    assert lines in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -276,4 +276,4 @@ def test_other_output_of_a_child_hides_no_message(tmp_path: Path) -> None:
     (tmp_path / "talkative.py").write_text(NOISY_MODULE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
-        assert asyncio.run(events()) == ["_Said", "_Ended"]
+        assert asyncio.run(events()) == ["_ChildMessage", "_Ended"]
