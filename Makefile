@@ -66,7 +66,6 @@ test-engines: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/probe_cost.py
-	$(BIN)/python benchmarks/blocked_head.py
 	$(BIN)/python benchmarks/collector_speed.py
 	$(BIN)/python benchmarks/counters_speed.py
 	$(BIN)/python benchmarks/attribution_speed.py
