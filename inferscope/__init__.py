@@ -1,4 +1,4 @@
-"""InferScope: where a live LLM request's time went."""
+"""InferScope: observability and profiling of live LLM inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m inferscope` is `inferscope`."""
+"""Entry point of `python -m inferscope`, the same as the command `inferscope`."""
 
 import sys
 

@@ -1,13 +1,13 @@
-"""What `inferscope calibrate` has measured of a device, kept for those who observe engines on it.
+"""Calibrations: device rates measured by `inferscope calibrate`, stored for later observation.
 
     calibrate ──► a private file per device, driver, clocks (CPU: model, threads)
                         │ when a probe opens, once         │ where the ring has none: readers
                         ▼                                  ▼ on the engine's host
                   CostTable in the engine's ring ──► every reader, every recording
 
-The engine's process reads the file and states it in its ring. One that cannot, in a container say,
-states nothing: then its host's readers put it into what they fold and record. A recording has it
-either way, so whoever reads that, on whatever machine and whenever, starts from the same model.
+The engine's process reads the file and states its content in the engine's ring. If it cannot (in a
+container, for example), readers on its host add it to what they fold and record. A recording thus
+always has it, so every reader starts from the same model, on any machine and at any time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
     """The reference engine's step times on one model, as a cost model.
 
     Attributes:
-        model: by its name.
-        shape: by which engines are recognised.
-        mode: of execution.
+        model: name of the model.
+        shape: shape by which engines of the model are recognized.
+        mode: execution mode.
         coefficients: see `cost.table`.
-        num_steps: that were measured.
-        error: the median of |modelled / measured - 1| over them.
+        num_steps: number of steps measured.
+        error: median of |modelled / measured - 1| over these steps.
     """
 
     model: str
@@ -57,21 +57,21 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one device.
+    """Measured rates of one device.
 
     Attributes:
         device: its name; a CPU's model.
-        device_uuid: empty for a CPU.
-        driver: the NVIDIA driver's version, empty for a CPU.
-        clocks_mhz: of SMs and memory, that they may reach; None where nobody says.
-        num_threads: that computed, on a CPU; 0 on a GPU.
-        measured_real_s: when, as Unix time.
-        versions: of what measured, by name.
-        copy_bytes_s: read and written together.
-        read_bytes_s: read alone.
+        device_uuid: its UUID, empty for a CPU.
+        driver: version of the NVIDIA driver, empty for a CPU.
+        clocks_mhz: maximum clocks of SMs and memory; None if unknown.
+        num_threads: number of computing threads on a CPU; 0 on a GPU.
+        measured_real_s: Unix time of the measurement.
+        versions: versions of the measuring software, by name.
+        copy_bytes_s: rate of a copy, reads plus writes.
+        read_bytes_s: rate of reads alone.
         launch_s: host time to launch one operation.
-        flops_s: dense matrix products, by dtype.
-        steps: per model.
+        flops_s: rates of dense matrix products, by dtype.
+        steps: step tables, one per model.
     """
 
     device: str
@@ -89,7 +89,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Return what tells one calibration from another of the same device: a change of it."""
+        """Return a key of the device and its state that affects rates; a new key is a change."""
         return _digest(
             (
                 self.device_uuid.lower() or self.device,
@@ -101,7 +101,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ceilings(self) -> dict[str, float]:
-        """Return the device's rates as a CostTable has them."""
+        """Return the device's rates in the form of a CostTable."""
         return {
             "read_bytes_s": self.read_bytes_s,
             "copy_bytes_s": self.copy_bytes_s,
@@ -110,7 +110,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def tables(self, shape: Shape) -> list[CostTable]:
-        """Return what there is to tell of a model: the device's rates, and its step times."""
+        """Return the cost tables for a model: the device's rates and its step times."""
         told = [("", self.ceilings)]
         told += [(table.mode, table.coefficients) for table in self.steps if table.shape == shape]
         return [
@@ -129,7 +129,7 @@ def cache_directory() -> Path:
 
 
 def store(calibration: Calibration) -> Path:
-    """Keep a calibration where its owner alone can read it, in place of an older one like it.
+    """Store a calibration readable by its owner alone; replace an older one with the same key.
 
     Raises:
         OSError: it cannot be written.
@@ -144,7 +144,7 @@ def store(calibration: Calibration) -> Path:
 
 
 def stored() -> list[Calibration]:
-    """Return the calibrations of this user, the newest first; damaged files are passed over."""
+    """Return the calibrations of this user, newest first; skip damaged files."""
     with suppress(OSError, RuntimeError):  # no such folder, or a user without a home
         found = sorted(cache_directory().glob(f"*{_SUFFIX}"))
         known = [calibration for path in found for calibration in _read(path)]
@@ -155,8 +155,8 @@ def stored() -> list[Calibration]:
 def fitting(info: EngineInfo, known: Iterable[Calibration]) -> Calibration | None:
     """Return the first calibration of the device that an engine runs on.
 
-    A GPU is known by its uuid and driver: which clocks it runs at now, the engine's process cannot
-    ask without NVML, so of several the newest counts. `doctor` says where clocks have changed.
+    A GPU is identified by UUID and driver. Without NVML the engine's process cannot query the
+    current clocks, so the newest of several counts. `doctor` reports changed clocks.
     """
     if info.device == CPU:
         device = cpu_name()
@@ -178,14 +178,14 @@ def fitting(info: EngineInfo, known: Iterable[Calibration]) -> Calibration | Non
 
 
 def cost_tables(info: EngineInfo) -> list[CostTable]:
-    """Return what this machine has measured for an engine, for its ring; never raises."""
+    """Return this machine's cost tables for an engine's ring; never raise."""
     if info.shape is None:
         return []
     try:
         calibration = fitting(info, stored())
         return [] if calibration is None else calibration.tables(info.shape)
-    except Exception:  # an engine must start whatever stands in its user's cache
-        logger.debug("no calibration can be read", exc_info=True)
+    except Exception:  # no content of the cache may stop an engine
+        logger.debug("cannot read calibrations; recording without cost tables", exc_info=True)
         return []
 
 
@@ -199,7 +199,7 @@ def driver_version() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's model, or the kind of machine where the kernel does not say."""
+    """Return the processor's model, or the machine type if the kernel does not report it."""
     with suppress(OSError):
         for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -1,10 +1,10 @@
-"""Processes whose monotonic clock is another: those in time namespaces of their own.
+"""Clock skew: differences of monotonic clocks between processes in separate time namespaces.
 
     core       wall 12:00:00   monotonic  4,000 s
     front end  wall 12:00:00   monotonic  7,600 s      (unshare --time --monotonic 3600)
 
-Containers of one host share the wall clock, and CLOCK_MONOTONIC has an offset in each time
-namespace. Every process states both side by side (`Clock`); their distance is the same for all
+Containers of one host share the wall clock, while CLOCK_MONOTONIC has an offset per time namespace.
+Every process states both clocks in one reading (`Clock`). Their difference is the same for all
 processes of a namespace, until the wall clock is set or the machine sleeps.
 """
 
@@ -14,27 +14,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LEAST_SKEW_NS = 250_000_000
-"""Clocks that differ by less are the same: a process may lose its core between two readings."""
+"""Smallest skew in nanoseconds: a process may lose its core between two readings."""
 _RESTATED_NS = 15_000_000_000
-"""Between two readings of a process that runs: keyframes are ten seconds apart."""
+"""Longest nanoseconds between readings of a running process: keyframes are 10 s apart."""
 
 
 @dataclass(frozen=True)
 class SkewedClock:
-    """A process whose monotonic clock is not that of the others of its engine, or of the reader."""
+    """A process whose monotonic clock differs from the rest of its engine, or from the reader."""
 
     engine_id: str
-    """Name of the engine."""
+    """ID of the engine."""
     role: str
     """Role of the process."""
     rank: int
     """Rank of the process."""
     pid: int
-    """Process id in its own namespace."""
+    """Process ID in its own namespace."""
     skew_ns: int
-    """Correction to add to its times; negative where its clock is ahead."""
+    """Nanoseconds to add to the process's times; negative if its clock is ahead."""
     is_corrected: bool = True
-    """Whether the reader has added the correction; if not, its times are wrong by it."""
+    """Whether the reader has added the correction."""
 
     def in_words(self) -> str:
         """Return the line for screens and logs."""
@@ -47,12 +47,12 @@ class SkewedClock:
 
 
 class Offsets(NamedTuple):
-    """Wall clock less monotonic clock of one process, read twice."""
+    """Differences of wall clock and monotonic clock of one process, at two readings."""
 
     first_ns: int
     last_ns: int
     first_real_ns: int
-    """Wall time of the readings."""
+    """Wall time of the first reading, in nanoseconds."""
     last_real_ns: int
 
     @property
@@ -62,21 +62,21 @@ class Offsets(NamedTuple):
 
     @property
     def best_ns(self) -> int:
-        """Return the newest offset; of two that agree the smaller: delays only increase it."""
+        """Return the newest offset; of two that agree, the smaller: delays only increase it."""
         is_same = not differ(self.first_ns, self.last_ns)
         return min(self.first_ns, self.last_ns) if is_same else self.last_ns
 
 
 def differ(offset_ns: int, other_ns: int) -> bool:
-    """Return whether two offsets are not of the same clocks."""
+    """Return whether two offsets belong to different clocks."""
     return abs(offset_ns - other_ns) >= LEAST_SKEW_NS
 
 
 def skew_between_ns(offsets: Offsets, reference: Offsets) -> int | None:
-    """Return what to add to a process's times to have them by another's clock.
+    """Return the nanoseconds to add to a process's times to get another's clock.
 
     Returns:
-        0 where they have the same clock; None where the readings do not tell: the wall clock was
+        0 if the clocks are the same. None if the readings do not determine it: the wall clock was
         set between them, or may have been, since the processes did not run at the same time.
     """
     mine, theirs = offsets[:2], reference[:2]

@@ -1,6 +1,6 @@
-"""A YAML file whose every value knows where it stands, and questions that name what is wrong.
+"""A YAML document whose values know their file and line, with checks that name the fault.
 
-config.yaml:7: pins.max_md is no setting. Did you mean max_mb?
+config.yaml:7: unknown setting pins.max_md. Did you mean max_mb?
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 10_000
-"""In a document, each alias counted as what it stands for."""
+"""Largest number of values in a document, with every alias expanded."""
 _LONGEST_SCALAR = 4096
-"""In characters: YAML 1.1's numbers to the base 60 take time by the square of theirs."""
+"""Largest length in characters: parsing YAML 1.1's base-60 numbers takes quadratic time."""
 _DEEPEST = 8
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(us|µs|ms|s|min|m|h|d|w)")
 _UNITS_NS = {
@@ -39,7 +39,7 @@ _LONGEST_NS = 10**18
 
 
 class Setting(NamedTuple):
-    """A value with where it stands; of a mapping, its settings by key."""
+    """A value with its location; a mapping's value is its settings by key."""
 
     value: object
     where: str
@@ -47,31 +47,31 @@ class Setting(NamedTuple):
 
 
 class Section:
-    """A mapping of settings; it raises BadInput for whatever cannot be used."""
+    """A mapping of settings; its methods raise BadInput for invalid values."""
 
     def __init__(self, settings: Mapping[str, Setting], *, path: str, where: str = "") -> None:
-        """Take the settings.
+        """Hold the settings of one mapping.
 
         Args:
-            settings: by key.
-            path: how errors call the section, empty for the whole file.
-            where: file and line, for what is said of what is missing.
+            settings: the settings by key.
+            path: name of the section in errors, empty for the whole file.
+            where: file and line, for errors about missing settings.
         """
         self.settings = dict(settings)
         self.path = path
         self.where = where
 
     def only(self, known: Iterable[str]) -> None:
-        """Refuse all other keys, naming the nearest of those that are known."""
+        """Raise BadInput for any other key, with the nearest known one."""
         known = list(known)
         for key, setting in self.settings.items():
             if key not in known:
                 raise BadInput(
-                    f"{setting.where}: {self._name(key)} is no setting. {near(key, known)}"
+                    f"{setting.where}: unknown setting {self._name(key)}. {near(key, known)}"
                 )
 
     def section(self, key: str) -> Section | None:
-        """Return a section of this one, None where it is not there."""
+        """Return a section of this one, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -81,7 +81,7 @@ class Section:
         return Section(value, path=self._name(key), where=setting.where)
 
     def sections(self, key: str) -> tuple[Section, ...]:
-        """Return the sections in a list, none where it is not there."""
+        """Return the sections in a list, none if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return ()
@@ -97,12 +97,12 @@ class Section:
         return tuple(found)
 
     def is_off(self, key: str) -> bool:
-        """Tell whether a section is switched off in place of having settings."""
+        """Return whether a section's value is false, which disables it."""
         setting = self.settings.get(key)
         return setting is not None and setting.value is False
 
     def text(self, key: str) -> str | None:
-        """Return a word or a path, None where it is not there."""
+        """Return a word or a path, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -111,7 +111,7 @@ class Section:
         return setting.value
 
     def number(self, key: str, *, least: float = 0.0) -> float | None:
-        """Return a number above `least`, None where it is not there."""
+        """Return a number above `least`, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -123,7 +123,7 @@ class Section:
         return float(value)
 
     def duration_ns(self, key: str) -> int | None:
-        """Return a time with its unit, such as 500ms or 30d, None where it is not there."""
+        """Return a time such as 500ms or 30d in nanoseconds, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -134,7 +134,7 @@ class Section:
         return span_ns
 
     def share(self, key: str) -> float | None:
-        """Return a share between 0 and 1, also written as 99.9%; None where it is not there."""
+        """Return a share between 0 and 1, also written as 99.9%; None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -146,7 +146,7 @@ class Section:
         return value / part
 
     def word(self, key: str, allowed: Iterable[str]) -> str | None:
-        """Return one of the words allowed, None where it is not there."""
+        """Return one of the allowed words, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -157,18 +157,18 @@ class Section:
         return value
 
     def wrong(self, key: str, wanted: str) -> BadInput:
-        """Return the error that a value cannot be used, or that it is missing.
+        """Return the error for an invalid or missing value.
 
         Args:
-            key: of the value.
-            wanted: what belongs there, after "Give".
+            key: key of the value.
+            wanted: description of a valid value, after "Give".
         """
         if key in self.settings:
             return self._wrong(key, wanted)
         return BadInput(f"{self.where}: {self._name(key)} is missing. Give {wanted}.")
 
     def words(self, key: str, allowed: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return a list of some of the words allowed, None where it is not there."""
+        """Return a list of allowed words, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
@@ -181,7 +181,7 @@ class Section:
         return tuple(setting.value)
 
     def plain(self) -> dict[str, object]:
-        """Return the settings as they are, for somebody else to check."""
+        """Return the settings without locations, for another check."""
         return {key: _plain(setting.value) for key, setting in self.settings.items()}
 
     def _wrong(self, key: str, wanted: str) -> BadInput:
@@ -195,31 +195,31 @@ class Section:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return the question whether the nearest known word was meant, or all of them."""
+    """Return a question for the nearest known word, else the list of all known words."""
     known = list(known)
     found = difflib.get_close_matches(word, known, n=1)
     return f"Did you mean {found[0]}?" if found else f"There are: {', '.join(known)}."
 
 
 def only(given: Iterable[object], known: Iterable[str]) -> None:
-    """Refuse names that are not known, naming the nearest.
+    """Raise BadInput for an unknown name, with the nearest known one.
 
     Raises:
-        BadInput: for the first of them.
+        BadInput: a name is unknown; the first such name is reported.
     """
     known = list(known)
     for name in given:
         if name not in known:
-            raise BadInput(f"{name} is no setting. {near(str(name), known)}")
+            raise BadInput(f"unknown setting {name}. {near(str(name), known)}")
 
 
 def read_document(path: Path) -> Section:
     """Read a YAML file.
 
     Raises:
-        BadInput: it cannot be read, or is not a mapping, with the line.
+        BadInput: the file cannot be read, or is not a mapping; the message gives the line.
     """
-    import yaml  # 20 ms, that whoever only has the types need not take
+    import yaml  # takes 20 ms, which users of the types alone need not pay
 
     try:
         with path.open("rb") as file:
@@ -227,7 +227,7 @@ def read_document(path: Path) -> Section:
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}. Give another file.") from error
     if len(raw) > _MOST_BYTES:
-        raise BadInput(f"{path} is larger than a configuration can be.")
+        raise BadInput(f"{path} is larger than the limit for a configuration. Give another file.")
     try:
         loader = yaml.SafeLoader(raw)
         try:
@@ -250,7 +250,7 @@ def read_document(path: Path) -> Section:
 
 
 def read_scalar(text: str) -> object:
-    """Read what stands in a variable as it would be read in the file."""
+    """Parse the text of a variable like a value in the file."""
     import yaml
 
     try:
@@ -261,7 +261,7 @@ def read_scalar(text: str) -> object:
 
 
 class _Values:
-    """The values of a document, with aliases replaced by what they stand for."""
+    """The values of a document, with every alias expanded."""
 
     def __init__(self, loader: yaml.SafeLoader, file: str) -> None:
         self._loader = loader
@@ -272,7 +272,7 @@ class _Values:
         """Return a node's value.
 
         Raises:
-            BadInput: it, or the document up to it, is larger or deeper than any configuration.
+            BadInput: the value, or the document so far, exceeds the limits on size or depth.
         """
         import yaml
 
@@ -282,7 +282,7 @@ class _Values:
             raise BadInput(
                 f"{where}: more than {_MOST_VALUES} values, aliases written out. Use fewer aliases."
             )
-        if depth > _DEEPEST:  # an alias of itself, say
+        if depth > _DEEPEST:  # for example, an alias of itself
             raise BadInput(f"{where}: nested deeper than any setting.")
         if isinstance(node, yaml.SequenceNode):
             return [self.of(item, depth + 1) for item in node.value]

@@ -1,4 +1,4 @@
-"""Errors that a user meets.
+"""Exceptions with messages for the user.
 
     InferScopeError            exit 1: something we own failed
     ├── BadInput               exit 2: a value on the command line or in a file cannot be used
@@ -6,8 +6,8 @@
     ├── UnreadableFile         exit 1: not a ring or recording, or one too damaged to open
     └── RingUnavailable        exit 1: a ring cannot be made (no space, no permission)
 
-Every message says what happened, with which value, and what to do next; the command line prints it
-as one line and leaves with `exit_code`.
+Every message states what failed, the value, and what to do next. The command line prints it as one
+line and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class InferScopeError(Exception):
 
 
 class BadInput(InferScopeError):
-    """A value given by the user cannot be used."""
+    """An invalid value given by the user."""
 
     exit_code = 2
 
 
 class NotFound(InferScopeError):
-    """What the user named does not exist here."""
+    """A missing object that the user named."""
 
 
 class UnreadableFile(InferScopeError):
-    """A file is not a ring or recording, or is damaged beyond opening."""
+    """A file that is not a ring or recording, or is damaged beyond opening."""
 
 
 class RingUnavailable(InferScopeError):
-    """A ring file cannot be created."""
+    """A ring file that cannot be created."""

@@ -1,4 +1,4 @@
-"""Text from outside, made fit to be shown: addresses without credentials, names without escapes."""
+"""Sanitizing of external text: addresses without credentials, names without escape sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST_NAME = 200
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL, or what was given for one, without user, password, query and fragment."""
+    """Return a URL, or text given as one, without user, password, query and fragment."""
     scheme, slashes, rest = url.partition("//") if "//" in url else ("", "", url)
     server = re.split(r"[/?#]", rest)[0]
     port = server.rpartition(":")[2] if ":" in server else ""
@@ -19,10 +19,10 @@ def without_secrets(url: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of bounded length in which `?` replaces what a terminal may act on."""
+    """Return a text of bounded length with `?` for characters that a terminal interprets."""
     return one_line(text[:_LONGEST_NAME])
 
 
 def one_line(text: str) -> str:
-    """Return a text in which `?` replaces line breaks and all else that a terminal may act on."""
+    """Return a text with `?` for line breaks and other characters that a terminal interprets."""
     return "".join(each if each.isprintable() else "?" for each in text)

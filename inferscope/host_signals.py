@@ -1,18 +1,18 @@
-"""The host's signal handlers: an exception of theirs belongs to the host, wherever it is raised.
+"""Signal handlers of the host process, whose exceptions must reach the host from any code.
 
-A handler runs between two instructions of whatever the main thread executes, so its exception (a
-TimeoutError of an alarm, say) appears in the middle of the probe's code, where every `except`
-clause that fits would take it for a fault of the probe, of a file or of an argument. What a probe
-does as it opens is done on a thread of its own, where no handler runs.
+A handler runs between two instructions of the main thread, so its exception (an alarm's
+TimeoutError, for example) appears in the middle of the probe's code. There every matching `except`
+clause would mistake it for a fault of the probe, a file or an argument. The probe therefore opens
+on a thread of its own, where no handler runs.
 
-The kernel delivers a signal of the process to any thread that does not block it. A host may block
-signals in its own threads after it has opened the probe: to wait for them (`signal.sigwait`, a
-signalfd) or for a critical section. So the probe's threads block them as well, from their start.
+The kernel delivers a process's signal to any thread that does not block it. A host may block
+signals in its own threads after it opened the probe: to wait for them (`signal.sigwait`, a
+signalfd) or for a critical section. So the probe's threads block them too, from their start.
 """
 
 from __future__ import annotations
 
-# Part of the interpreter; `signal` around it makes an enumeration of each number, at each call.
+# Built into the interpreter; its wrapper `signal` creates an enum member per number at each call.
 import _signal  # type: ignore[import-not-found]
 import _thread
 from collections.abc import Callable, Iterator
@@ -29,17 +29,17 @@ _FAULTS = {
     _signal.SIGSYS,
 }
 _VARIABLE_ARGUMENTS = 0x04
-"""`inspect.CO_VARARGS`, without that module's 17 ms at import."""
+"""Value of `inspect.CO_VARARGS`, without that module's 17 ms at import."""
 
 
 def pass_on(error: Exception) -> None:
-    """Raise an exception again if a signal handler has raised it.
+    """Raise an exception again if a signal handler raised it.
 
-    A handler is the one function that receives, as an argument, the frame that its exception then
-    passes through; so is a debugger's trace function, whose exceptions are the host's as well.
-    The list of installed handlers does not decide it: one may be removed before it raises.
+    Only a handler receives, as an argument, the frame that its exception then passes through. A
+    debugger's trace function does too, and its exceptions belong to the host as well. The list of
+    installed handlers does not decide it: a handler may be removed before it raises.
 
-    Called where an exception was caught, never on the way of a call that succeeds.
+    Called only where an exception was caught, never in a call that succeeds.
 
     Raises:
         Exception: the same one.
@@ -67,20 +67,20 @@ def _arguments(frame: FrameType) -> Iterator[object]:
 
 
 def start_thread(run: Callable[..., object], *arguments: object) -> None:
-    """Start a thread in which all signals but faults are blocked, and in those that it starts.
+    """Start a thread that blocks all signals except faults; threads it starts inherit that.
 
-    The calling thread blocks them meanwhile, so that the new one never runs without: it may be
-    given its first time slice long after the host has blocked a signal and waits for it.
+    The calling thread blocks them meanwhile, so that the new thread never runs without the mask: it
+    may get its first time slice long after the host blocks a signal and waits for it.
 
-    A fault, such as SIGSEGV, is delivered to the thread that caused it: where that blocks it, the
-    kernel ends the process without calling the host's handler.
+    A fault, such as SIGSEGV, is delivered to the thread that caused it. If that thread blocks it,
+    the kernel ends the process without calling the host's handler.
 
-    No `threading.Thread`: its `start` raises a KeyError where a signal handler interrupts it.
+    `threading.Thread` is not used: a signal handler that interrupts its `start` causes a KeyError.
 
     Raises:
-        RuntimeError: the system gives no more threads.
+        RuntimeError: the system cannot create another thread.
     """
-    # Read apart from the change: a handler may raise within any call, and the mask must come back.
+    # Read before the change: a handler may raise within any call, and the mask must be restored.
     blocked = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _FAULTS)
@@ -91,7 +91,7 @@ def start_thread(run: Callable[..., object], *arguments: object) -> None:
 
 @contextmanager
 def suppressed(*kinds: type[Exception]) -> Iterator[None]:
-    """Suppress exceptions as `contextlib.suppress` does, but not those of a signal handler."""
+    """Suppress exceptions as `contextlib.suppress` does, except those of a signal handler."""
     try:
         yield
     except kinds as error:

@@ -1,10 +1,11 @@
-"""The envelope of everything that `--json` prints, and its conventions.
+"""The envelope and the conventions of all `--json` output.
 
-    {"version":1, ...}          one object a command, one version for the documents of all commands
+    {"version":1, ...}          one object per command, one version for all commands
 
-A duration or a time is a whole number of nanoseconds and its key ends in `_ns`. A rate ends in
-`_s`, with the unit before it: `bytes_s`, `flops_s`, `tok_s`. A share is a fraction, 0 to 1. A count
-has no suffix. `docs/json.md` lists all keys; `docs/json_reference.py` writes it from the types.
+A duration or a time is an integer of nanoseconds whose key ends in `_ns`. A rate's key ends in
+`_s`, with the unit before it: `bytes_s`, `flops_s`, `tok_s`. A share is a fraction from 0 to 1. A
+count has no suffix. `docs/json.md` lists all keys; `docs/json_reference.py` generates it from the
+types.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 VERSION = 1
-"""Raised where a key is renamed, removed or changes its meaning; a new key leaves it."""
+"""Version that rises if a key is renamed, removed or redefined; a new key keeps it."""
 
 _ESCAPED = {
     code: f"\\u{code:04x}"
@@ -29,7 +30,7 @@ _ESCAPED = {
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON document that a command prints with `--json`.
 
-    Subclasses are keyword-only too: msgspec writes keyword-only fields last, and `version` is the
+    Subclasses are keyword-only too: msgspec encodes keyword-only fields last, and `version` is the
     first key of every document.
     """
 

@@ -1,4 +1,4 @@
-"""`inferscope.observe`: record a model or an engine of this very process."""
+"""The function `inferscope.observe`: record a model or an engine of this process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _ADAPTERS = {
     "llama_cpp": "inferscope.adapters.llama_cpp:watch",
     "inferscope": "inferscope.engine.watching:watch",
 }
-"""By the package of a class: who observes its instances. By name, for nobody pays for the others'
-engines, and this package is imported by all."""
+"""Adapter modules by the package of a subject's class. Named, not imported: importing this package
+must not import the engines."""
 
 
-class Watch(Protocol):
-    """What an adapter does for one subject, until it is closed."""
+class Handle(Protocol):
+    """An adapter's observation of one subject, until it is closed."""
 
     @property
     def path(self) -> Path | None:
-        """The ring that is written."""
+        """Path of the ring."""
 
     def close(self) -> None:
-        """Put everything back."""
+        """Restore everything that was replaced."""
 
 
 class Observation:
-    """What `observe` returns: close it, or leave its `with` block, to put everything back.
+    """A running observation: closing it, or leaving its `with` block, restores the subject.
 
     Attributes:
-        path: the ring that is written, for `inferscope attach`; None where nothing is recorded.
+        path: path of the ring, for `inferscope attach`; None if nothing is recorded.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Handle) -> None:
         self._watch = watch
         self.path = watch.path
 
@@ -58,28 +58,28 @@ class Observation:
 
 
 def observe(subject: object) -> Observation:
-    """Record what a model does from now on; `inferscope attach` shows it.
+    """Record a model's requests from now on; `inferscope attach` shows them.
 
         observation = inferscope.observe(model)
         model.generate(…)
 
-    Outputs stay as they are, to the bit: functions around the decoding loop are wrapped, never the
-    forward pass, and a failure inside switches the recording off with one line.
+    Outputs are unchanged to the bit: functions around the decoding loop are wrapped, never the
+    forward pass. An internal failure stops the recording with one log line.
 
     Args:
         subject: a transformers model with `generate`, its continuous batching manager, a
-            `llama_cpp.Llama`, or an engine of `inferscope.engine` that has not begun.
+            `llama_cpp.Llama`, or an engine of `inferscope.engine` that has not started.
 
     Raises:
-        BadInput: it is none of these.
+        BadInput: the subject is none of these.
     """
     for cls in type(subject).__mro__:
         place = _ADAPTERS.get(cls.__module__.partition(".")[0])
         if place is not None and cls is not object:
             module, _, function = place.partition(":")
-            watch: Callable[[object], Watch] = getattr(import_module(module), function)
+            watch: Callable[[object], Handle] = getattr(import_module(module), function)
             return Observation(watch(subject))
     raise BadInput(
-        f"{type(subject).__name__} cannot be observed. Give a transformers model, a "
+        f"cannot observe {type(subject).__name__}. Give a transformers model, a "
         "llama_cpp.Llama or an engine; for a loop of your own see docs/instrument.md."
     )

@@ -1,7 +1,7 @@
-"""Files that only their owner can read: recordings, exports, pictures of the screen.
+"""Files private to their owner: recordings, exports, screenshots.
 
-A file that a user names may be a link or a device. A file of a collector's own never is: it is
-opened through no link, waits for no other process, and is a plain file of this user.
+A path given by the user may be a link or a device. A collector's own file never is: it is opened
+without following links or waiting for a process, and is a plain file of this user.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from inferscope.errors import BadInput, InferScopeError
 
 
 def open_private(path: Path, *, alone: bool = False) -> int:
-    """Create a file, or empty it, so that only its owner can read it; return its handle.
+    """Create or truncate a file private to its owner; return its handle.
 
     Args:
         path: the file.
-        alone: lock it as long as it is open, and leave one alone that is locked.
+        alone: whether to lock the file while it is open; a locked file is left unchanged.
 
     Raises:
-        BlockingIOError: it is locked.
-        OSError: it cannot be created.
+        BlockingIOError: another process has locked the file.
+        OSError: the file cannot be created.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if stat.S_ISREG(os.fstat(handle).st_mode):  # never a device: root could change it
+        if stat.S_ISREG(os.fstat(handle).st_mode):  # never a device, whose mode root could change
             if alone:
                 _lock(handle)
             os.ftruncate(handle, 0)
-            os.fchmod(handle, 0o600)  # it may have been there, open to others
+            os.fchmod(handle, 0o600)  # an existing file may be open to others
     except OSError:
         os.close(handle)
         raise
@@ -51,23 +51,23 @@ def _lock(handle: int) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read.
+    """Write a file private to its owner.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with os.fdopen(open_private(path), "wb") as file:
         file.write(content)
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder that only this user may write to, or check that it is one.
+    """Create a folder that only this user may write to, or check that it is one.
 
-    An existing folder of this user is closed to writing by others. One of root is left as it is,
-    unless all users may write to it.
+    An existing folder of this user is closed to writing by others. A folder of root is left as it
+    is, but refused if all users may write to it.
 
     Raises:
-        InferScopeError: it cannot be made, is a link or no folder, or another user can change it.
+        InferScopeError: it cannot be created, is no real folder, or others can change it.
     """
     try:
         with suppress(FileExistsError):
@@ -92,12 +92,12 @@ def own_folder(folder: Path) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a plain file of this user's; one that is made is closed to others.
+    """Open a plain file of this user; a created file is closed to others.
 
     Raises:
-        OSError: it cannot be opened, is a link or no plain file, or belongs to another user.
+        OSError: the file cannot be opened, is no plain file, or belongs to another user.
     """
-    wanted = flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # else a pipe waits for a writer
+    wanted = flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
     handle = os.open(path, wanted, 0o600)
     status = os.fstat(handle)
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
@@ -107,23 +107,23 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def replace_own(path: Path, content: bytes) -> None:
-    """Write a file of this user's in one step: a reader sees the old content or the new.
+    """Replace a file of this user atomically: a reader sees the old or the new content.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)  # of a process that was killed: pids are used again
+    part.unlink(missing_ok=True)  # left by a killed process: PIDs are reused
     with os.fdopen(open_own(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(content)
     part.replace(path)
 
 
 def private_file(path: Path) -> IO[bytes]:
-    """Create a file, or empty it, so that only its owner can read it.
+    """Create or truncate a file private to its owner, and open it.
 
     Raises:
-        BadInput: it cannot be created, with the reason.
+        BadInput: the file cannot be created; the message says why.
     """
     try:
         return os.fdopen(open_private(path), "wb")

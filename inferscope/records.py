@@ -1,15 +1,15 @@
-"""The vocabulary: record types, phases, causes, and how a record becomes bytes.
+"""Record types, phases, causes and counters, and the encoding of records.
 
-Everything that crosses from an observed process to a reader is one of these records. They state
-facts and nothing derived. A record is a msgpack array (fields by position), so a reader ignores
-fields a newer writer appended, and fills in the defaults of fields an older writer never had: new
-fields go at the end, with a default. Columns are little-endian bytes of a fixed dtype (`COLUMNS`),
-written with `array` and read with `numpy.frombuffer`; lists cost five times as much.
+An observed process sends only these records to readers. They state facts and nothing derived. A
+record is a msgpack array (fields by position): a reader ignores fields appended by a newer writer
+and fills in defaults for fields that an older writer lacks, so new fields go at the end, with a
+default. Columns are little-endian bytes of a fixed dtype (`COLUMNS`), written with `array` and read
+with `numpy.frombuffer`; lists cost five times as much.
 
-Codes stay plain integers, so that an unknown one survives the reading of it.
+Codes stay plain integers, so that readers preserve unknown ones.
 
-Time is integer nanoseconds of CLOCK_MONOTONIC; `t_ns`, always first, is when the record was
-written, and never decreases within a ring.
+Times are integer nanoseconds of CLOCK_MONOTONIC. The first field, `t_ns`, is the time at which the
+record was written; it never decreases within a ring.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FORMAT_VERSION = 2
 """Version of rings and recordings: frames, header page, blocks, and record types that a reader
 cannot skip without losing steps (2: `StepSame`)."""
 FOLD_VERSION = 9
-"""Of the meaning of the records: two folds of one version give the same numbers."""
+"""Version of the records' semantics: two folds of one version give the same numbers."""
 
 RequestIndex = NewType("RequestIndex", int)
-"""A request within its ring, unique for the ring's lifetime."""
+"""Number of a request, unique for the lifetime of its ring."""
 
 # --- phases -----------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ DEVICE_SECONDS = (
     "idle_no_work",
     "idle_host_gap",
 )
-"""Where a device's wall time goes; they sum to it."""
+"""States of a device, whose durations sum to its wall time."""
 
 # --- causes -----------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ CAUSES = (
     "output",
     "delivery",
 )
-"""The closed list of reasons why a request's clock was running."""
+"""All causes to which a request's elapsed time is booked."""
 
 # --- request events ---------------------------------------------------------------------------
 
@@ -115,29 +115,29 @@ FINISHES = (
     "engine_lost",
     "shed",
 )
-"""How a request can end. `engine_lost` is set by readers only. `rejected` is the client's error
-(most of HTTP's 4xx); `shed` was refused for want of capacity (429, 503)."""
+"""Reasons why a request ends. Only readers set `engine_lost`. `rejected` is the client's error
+(most HTTP 4xx); `shed` is a refusal for lack of capacity (429, 503)."""
 
 
 def finish_of_status(status: int) -> str:
-    """Return how a request ended that was refused with an HTTP error."""
+    """Return the finish reason of a request refused with an HTTP status."""
     if status in (429, 503):
         return "shed"
     return "error" if status >= 500 else "rejected"
 
 
 OTHER_PART = "other"
-"""Tokens of a prompt of which nobody said whose they are."""
+"""Name of the prompt tokens that no declared part covers."""
 PREFIX_TOKENS = (64, 256, 1024)
-"""Lengths at which the beginning of a prompt is compared with others'."""
+"""Prefix lengths in tokens at which prompts are compared."""
 
 Binding = Literal["none", "slots", "blocks", "budget"]
-"""What kept the scheduler from admitting one more request."""
+"""Limit that kept the scheduler from admitting another request."""
 BINDINGS: tuple[Binding, ...] = ("none", "slots", "blocks", "budget")
-"""The same, in the order of their codes in `StepSame`."""
+"""All values of `Binding`, in the order of their codes in `StepSame`."""
 
 WAITING, RUNNING, HELD = range(3)
-"""States in `Live`; `HELD` is preempted, waiting to be resumed."""
+"""States in `Live`; a `HELD` request is preempted and waits to resume."""
 
 ON, OFF, FAILED, OVER_BUDGET, CLOSED, UNSUPPORTED = range(6)
 PROBE_STATES = ("on", "off", "failed", "over_budget", "closed", "unsupported")
@@ -145,7 +145,7 @@ PROBE_STATES = ("on", "off", "failed", "over_budget", "closed", "unsupported")
 # --- counters ---------------------------------------------------------------------------------
 
 SAMPLER_ROLE = "sampler"
-"""Of a ring that holds what devices count. It belongs to no engine."""
+"""Role of a ring of device counters, which belongs to no engine."""
 
 COUNTERS: dict[str, str] = {
     "busy_share": "of the window, with any kernel or copy on the device",
@@ -190,7 +190,7 @@ COUNTERS: dict[str, str] = {
     "num_threads": "level",
     "num_dropped": "amount: windows that the source lost",
 }
-"""What a sample may tell. Shares are 0..1 of the window; amounts add up over windows."""
+"""Counters of a sample. Shares are 0..1 of the window; amounts add up over windows."""
 
 AMOUNTS = frozenset(
     (
@@ -213,7 +213,7 @@ THROTTLES: dict[int, str] = {
 }
 """NVML's clocks event reasons, by bit."""
 IDLE_CLOCKS = 0x1
-"""The one of them that holds nobody back: there is nothing to do."""
+"""Throttle bit of an idle device, which slows no work down."""
 
 XIDS: dict[int, str] = {
     13: "graphics_exception",
@@ -234,26 +234,26 @@ XIDS: dict[int, str] = {
     119: "gsp_timeout",
     120: "gsp_error",
 }
-"""The driver's codes of a device's errors that matter to who serves on it; there are others.
+"""Names of the Xid error codes that matter for serving; the driver has others.
 
 https://docs.nvidia.com/deploy/xid-errors/
 """
 
 
 def xid_word(code: int) -> str:
-    """Return what an error is called, `xid_N` where it has no word here."""
+    """Return the name of an Xid error, `xid_N` if it has none here."""
     return XIDS.get(code, f"xid_{code}")
 
 
 def throttle_words(bits: int) -> list[str]:
-    """Return the reasons that a driver's bits name, `bit_N` for those without a word here."""
+    """Return the throttle reasons in a driver's bits, `bit_N` for unnamed ones."""
     held = bits & ~IDLE_CLOCKS
     places = [1 << at for at in range(held.bit_length()) if held >> at & 1]
     return [THROTTLES.get(bit, f"bit_{bit.bit_length() - 1}") for bit in places]
 
 
 def plain_uuid(device_uuid: str) -> str:
-    """Return a device's id without its vendor's prefix: torch leaves that out, NVML does not."""
+    """Return a device's UUID without its vendor's prefix, as torch but not NVML writes it."""
     return device_uuid.removeprefix("GPU-").lower()
 
 
@@ -261,7 +261,7 @@ _UUID_CHARS, _UUID_DASHES = 36, 4
 
 
 def driver_uuid(device_uuid: str) -> str:
-    """Return a GPU's id as its driver writes it, and with it dcgm-exporter."""
+    """Return a GPU's UUID in the form of its driver and of dcgm-exporter."""
     is_bare = len(device_uuid) == _UUID_CHARS and device_uuid.count("-") == _UUID_DASHES
     return f"GPU-{device_uuid.lower()}" if is_bare else device_uuid
 
@@ -287,11 +287,11 @@ COLUMNS: dict[str, str] = {
     "series": "<f4",
     "blocked_ns": "<i8",
 }
-"""numpy dtype of every column, by field name. An empty column where rows exist means all zero."""
+"""Numpy dtype of every column, by field name. An empty column with rows means all zeros."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Base of all records; `CODE` is the frame type, never reused."""
+    """Base of all records; `CODE` is its frame type and is never reused."""
 
     CODE: ClassVar[int]
 
@@ -299,7 +299,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """What the cost model must know of a model; `weight_bits` and `kv_bits` are per element."""
+    """Model dimensions for the cost model; `weight_bits` and `kv_bits` are per element."""
 
     num_layers: int
     hidden: int
@@ -319,15 +319,15 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     latent_ranks: tuple[int, int] | None = None
     """Ranks of multi-head latent attention: query, key-value."""
     num_full_layers: int = 0
-    """Layers that see all tokens although the others have a window."""
+    """Number of layers with full attention among layers with a window."""
     head_bits: int = 0
-    """Of lm_head and the embedding; 0 where they are like the other weights."""
+    """Bits per element of lm_head and the embedding; 0 if like the other weights."""
     num_shared_gates: int = 0
-    """Outputs of the router that weigh the shared experts."""
+    """Number of router outputs that weight the shared experts."""
 
 
 class EngineInfo(Record, frozen=True, gc=False, array_like=True):
-    """Who is being observed. Strings are empty and numbers 0 where the engine does not say."""
+    """Description of an engine. Unknown strings are empty, unknown numbers 0."""
 
     CODE: ClassVar[int] = 2
 
@@ -344,21 +344,21 @@ class EngineInfo(Record, frozen=True, gc=False, array_like=True):
     """This process's tensor, pipeline, data and expert rank."""
     sizes: tuple[int, int, int, int] = (1, 1, 1, 1)
     role: str = "both"
-    """In disaggregated serving: prefill, decode or both."""
+    """Role in disaggregated serving: prefill, decode or both."""
     max_running: int = 0
     token_budget: int = 0
     block_tokens: int = 0
     num_blocks: int = 0
     options_hash: str = ""
     num_threads: int = 0
-    """Threads that compute, on a CPU."""
+    """Number of computing threads on a CPU."""
 
 
 class Keyframe(Record, frozen=True, gc=False, array_like=True):
-    """Starts a keyframe: EngineInfo, CostTable, Live and at its end a Clock restate all state.
+    """Start of a keyframe: EngineInfo, CostTable, Live and a final Clock restate all state.
 
-    With more than 512 requests in flight other records stand among the Live ones, before the
-    Clock; a Clock with `device_ns` is not the keyframe's.
+    With more than 512 requests in flight, other records are interleaved with the Live ones, before
+    the Clock. A Clock with `device_ns` is not part of the keyframe.
     """
 
     CODE: ClassVar[int] = 1
@@ -366,13 +366,13 @@ class Keyframe(Record, frozen=True, gc=False, array_like=True):
     state: int
     """One of `PROBE_STATES`."""
     previous_position: int
-    """Where the keyframe before this one starts in the ring, -1 for none: readers walk back."""
+    """Position of the preceding keyframe in the ring, -1 for none, for readers that walk back."""
     paused_ns: int | None = None
-    """Since when somebody has paused the engine; None where nobody has, or nobody says."""
+    """Start of the engine's pause; None if it is not paused or the state is unknown."""
 
 
 class StepPlan(Record, frozen=True, gc=False, array_like=True):
-    """What the scheduler decided, and under which constraint."""
+    """A scheduler's decision for one step, and its binding limit."""
 
     CODE: ClassVar[int] = 3
 
@@ -389,7 +389,7 @@ class StepPlan(Record, frozen=True, gc=False, array_like=True):
 
 
 class StepSlices(Record, frozen=True, gc=False, array_like=True):
-    """Which part of the step belongs to which request: one row per (request, phase) segment."""
+    """The requests' slices of a step: one row per (request, phase) segment."""
 
     CODE: ClassVar[int] = 4
 
@@ -406,7 +406,7 @@ class StepSlices(Record, frozen=True, gc=False, array_like=True):
 
     @property
     def is_plain_decode(self) -> bool:
-        """Return whether each row decodes one token and samples one row of logits, no drafts."""
+        """Return whether each row decodes one token from one row of logits, without drafts."""
         num = len(self.phases)
         return (
             num > 0
@@ -424,20 +424,20 @@ _ONE_TOKEN, _ONE_ROW = b"\1\0\0\0", b"\1\0"
 
 
 class StepSame(Record, frozen=True, gc=False, array_like=True):
-    """A step of the rows of the ring's last StepSlices, all of them plain decodes.
+    """A step with the same rows as the ring's last StepSlices, all plain decodes.
 
     Each row has computed one token in every step since: its context is that of the StepSlices plus
-    the difference of the two step numbers. A reader that does not have the frame which
-    `frames_back` points to does not know the members of this step.
+    the difference of the two step numbers. A reader without the frame that `frames_back` refers to
+    cannot know the rows of this step.
 
-    In place of StepPlan, StepSlices and an earlier step's Emitted, in 60 bytes for any batch.
+    It replaces StepPlan, StepSlices and an earlier step's Emitted, in 60 bytes for any batch.
     """
 
     CODE: ClassVar[int] = 13
 
     step: int
     frames_back: int
-    """From this frame to that of the StepSlices, in sequence numbers."""
+    """Distance from this frame back to that of the StepSlices, in sequence numbers."""
     start_ns: int
     """Start of the scheduling; its end follows from `took_ns`."""
     took_ns: int
@@ -449,44 +449,44 @@ class StepSame(Record, frozen=True, gc=False, array_like=True):
     binding: int = 0
     """Index in `BINDINGS`."""
     emitted_back: int = 0
-    """From this step to an earlier one of the same members, each of which emitted one token; 0 for
+    """Number of steps back to a step with the same rows, each of which emitted one token; 0 for
     none."""
     emitted_before_ns: int = 0
-    """When these tokens left, counted back from `start_ns`."""
+    """Nanoseconds from the emission of these tokens to `start_ns`."""
 
 
 class StepSpan(Record, frozen=True, gc=False, array_like=True):
-    """When one rank executed the step."""
+    """Execution time of a step on one rank."""
 
     CODE: ClassVar[int] = 5
 
     step: int
     digest: int
-    """Of the slices; 0 where this rank cannot know them."""
+    """Digest of the slices; 0 if this rank cannot know them."""
     launch_start_ns: int
     launch_end_ns: int
     ready_ns: int
     device_start_ns: int | None = None
-    """Raw device offset since the probe's first anchor; see `Clock`."""
+    """Raw device time since the probe's first anchor, in nanoseconds; see `Clock`."""
     device_end_ns: int | None = None
     marks_ns: tuple[int, ...] = ()
-    """Within the step; nothing writes or reads them yet."""
+    """Times within the step; currently unused."""
     mode: str = "eager"
     padded_tokens: int = 0
     cold: bool = False
     dummy: bool = False
     overlapped: bool = False
     prefill_tokens: int | None = None
-    """Of the step, as a rank knows them whose slices another process tells; None where it does not.
-    Where that process is on another host, they are all that is known here of the step's phases."""
+    """Number of prefill tokens on a rank whose slices another process reports; None if unknown.
+    If that process is on another host, the fold here knows nothing else of the step's phases."""
     decode_tokens: int = 0
-    """The others, likewise."""
+    """Number of decode tokens on such a rank."""
 
 
 class Emitted(Record, frozen=True, gc=False, array_like=True):
-    """Tokens leaving the engine loop, or (from a front end) written to clients.
+    """An emission of tokens by the engine loop, or (from a front end) their delivery.
 
-    They left at `at_ns`; at `t_ns` where that is None, or no time before it.
+    The time is `at_ns`; it is `t_ns` if that is None or later.
     """
 
     CODE: ClassVar[int] = 6
@@ -496,18 +496,18 @@ class Emitted(Record, frozen=True, gc=False, array_like=True):
     step: int = -1
     at_ns: int | None = None
     blocked_ns: bytes = b""
-    """From a front end, per request: for how long before they left its connection took no more.
-    A row without tokens reports that alone."""
+    """Nanoseconds per request, from a front end, during which its connection blocked before
+    delivery. A row without tokens reports only that."""
 
     @property
     def left_ns(self) -> int:
-        """Return when they left: never after that was written, whatever a damaged record says."""
+        """Return the time of emission, at most `t_ns` even in a damaged record."""
         at_ns = self.at_ns
         return self.t_ns if at_ns is None or not 0 <= at_ns <= self.t_ns else at_ns
 
 
 class RequestEvent(Record, frozen=True, gc=False, array_like=True):
-    """A change in a request's life; only the fields its kind speaks of are set."""
+    """A state change of a request; only the fields of its kind are set."""
 
     CODE: ClassVar[int] = 7
 
@@ -515,7 +515,7 @@ class RequestEvent(Record, frozen=True, gc=False, array_like=True):
     kind: int
     at_ns: int
     request_id: str = ""
-    """The engine's own id, on the first event of each ring: the key that joins rings."""
+    """The engine's own ID, on the first event of each ring: the key that joins rings."""
     external_id: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -525,16 +525,16 @@ class RequestEvent(Record, frozen=True, gc=False, array_like=True):
     """W3C `traceparent` as received."""
     attributes: dict[str, str] | None = None
     prompt_parts: tuple[tuple[str, int], ...] = ()
-    """Names and numbers of tokens, in the order of the prompt, as the client or the server says."""
+    """Names and token counts of parts in prompt order, as declared by client or server."""
     reasoning_tokens: int | None = None
-    """Of the answer, where the engine tells them apart."""
+    """Number of reasoning tokens in the output; None if the engine does not separate them."""
     adapter: str = ""
     prefix_digests: tuple[int, ...] = ()
-    """Of the prompt's first PREFIX_TOKENS, for as many as it is long; equal where those are."""
+    """Digests of the prompt's first PREFIX_TOKENS tokens, for each length that it reaches."""
 
 
 class Live(Record, frozen=True, gc=False, array_like=True):
-    """All requests in flight, so that a reader who joined late knows them."""
+    """All requests in flight, for readers that start late."""
 
     CODE: ClassVar[int] = 8
 
@@ -547,24 +547,24 @@ class Live(Record, frozen=True, gc=False, array_like=True):
 
 
 class Clock(Record, frozen=True, gc=False, array_like=True):
-    """The clocks side by side, at `host_ns` (at `t_ns` where that is None)."""
+    """Simultaneous clock readings at `host_ns` (at `t_ns` if that is None)."""
 
     CODE: ClassVar[int] = 9
 
     real_ns: int
     device_ns: int | None = None
-    """The device offset reached then, give or take `error_ns`; without it `real_ns` is meant."""
+    """Device time within `error_ns`; if None, the reading is of `real_ns`."""
     error_ns: int | None = None
     host_ns: int | None = None
 
     @property
     def at_ns(self) -> int:
-        """Return when the clocks stood so."""
+        """Return the host time of the readings."""
         return self.t_ns if self.host_ns is None else self.host_ns
 
 
 class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
-    """The probe on itself."""
+    """A probe's report on its own cost and losses."""
 
     CODE: ClassVar[int] = 10
 
@@ -572,55 +572,55 @@ class ProbeHealth(Record, frozen=True, gc=False, array_like=True):
     frames: int
     errors: int
     cost_ns: int
-    """Time spent inside the probe on the engine's thread, since it opened."""
+    """Nanoseconds spent in the probe on the engine's thread since it opened."""
     complete_through_ns: int
-    """Every step that started before this has its span in the ring."""
+    """Time before which every started step has its span in the ring."""
     dropped: int = 0
     message: str = ""
     odd_values: int = 0
-    """Arguments that no record could hold: clamped, cut, left out, or their whole call left out."""
+    """Number of arguments that no record can hold: clamped, cut, or omitted."""
     lost_calls: int = 0
-    """Calls left out because the probe was busy with others, or the process out of memory."""
+    """Number of calls omitted because the probe was busy or memory was exhausted."""
     unsupported: tuple[str, ...] = ()
     """Features of this process's engine that the probe cannot observe, with the reason."""
     hidden_ns: int = 0
-    """Part of `cost_ns` that was spent while the device computed: no step waited for it."""
+    """Part of `cost_ns` spent while the device computed, which delayed no step."""
 
 
 class CounterSample(Record, frozen=True, gc=False, array_like=True):
     """Hardware counters over one window.
 
-    Without values it is news of the source itself: `facts` when it has opened a device, `reason`
-    when it has nothing more to tell. The sampler's keyframes restate it.
+    Without values, it reports the state of the source: `facts` after it opened a device, `reason`
+    after it stopped. The sampler's keyframes restate it.
     """
 
     CODE: ClassVar[int] = 11
 
     device_uuid: str
-    """As the vendor writes it, a MIG instance's its own; empty: the host, or the source itself."""
+    """UUID as the vendor writes it, per MIG instance; empty for the host or the source itself."""
     start_ns: int
     end_ns: int
     source: str
     values: dict[str, float]
-    """By the words of `COUNTERS`; what the source cannot tell is absent."""
+    """Values by counter name (`COUNTERS`); those the source cannot read are absent."""
     facts: dict[str, str] = {}
     reason: str = ""
-    """Why the source is silent from here on, and what to do about it."""
+    """Reason why the source stopped, and the remedy."""
     starts_ns: bytes = b""
-    """Columns of the short windows that this one is made of, where the source has such."""
+    """Starts of the short windows within this one, if the source has such."""
     ends_ns: bytes = b""
     series: dict[str, bytes] = {}
-    """The values of those windows: one column per word, of which `values` has the whole."""
+    """Values of those windows: one column per counter in `values`."""
     real_offset_ns: int | None = None
-    """What was taken off stamps of the wall clock to put them on ours; None where they are ours.
+    """Nanoseconds subtracted from wall-clock stamps to get monotonic time; None if unneeded.
 
-    With it readers get the stamps back and place them by the anchors in the ring's `Clock` records:
-    one distance does not fit all stamps where the wall clock was set among them.
+    Readers restore the stamps with it and map them by the anchors in the ring's `Clock` records: a
+    constant offset is wrong if the wall clock was set in between.
     """
 
 
 class Transfer(Record, frozen=True, gc=False, array_like=True):
-    """KV blocks of a request moved between workers; told by the one that waited for them."""
+    """A transfer of a request's KV blocks between workers, reported by the one that waited."""
 
     CODE: ClassVar[int] = 12
 
@@ -629,27 +629,27 @@ class Transfer(Record, frozen=True, gc=False, array_like=True):
     start_ns: int
     end_ns: int
     peer: str
-    """The other worker: its engine's id where that is known, else its address."""
+    """Engine ID of the other worker if known, else its address."""
     peer_request_id: str = ""
-    """What that engine calls the request; then `peer` is its engine's id."""
+    """Request ID in the other engine; `peer` is then that engine's ID."""
 
 
 CALIBRATION = "calibration"
-"""The source of a CostTable that was measured on this device."""
+"""Source of a CostTable measured on this device."""
 
 
 class CostTable(Record, frozen=True, gc=False, array_like=True):
-    """What is known of the device before the first step; see `inferscope.cost.table`.
+    """Device rates known before the first step; see `inferscope.cost.table`.
 
-    An engine's keyframes restate it. Where they do not, a reader on the engine's host puts it
-    behind each description of the engine in what it folds and records (`collector.calibrated`).
+    An engine's keyframes restate it. If they do not, a reader on the engine's host inserts it after
+    each description of the engine in what it folds and records (`collector.calibrated`).
     """
 
     CODE: ClassVar[int] = 33
 
     fit_id: str
     mode: str
-    """Of execution; empty for all."""
+    """Execution mode; empty for all."""
     source: str
     """calibration."""
     coefficients: dict[str, float]
@@ -659,7 +659,7 @@ class CostTable(Record, frozen=True, gc=False, array_like=True):
 
 
 class Tick(Record, frozen=True, gc=False, array_like=True):
-    """The fold's only clock: deadlines are decided here. One each `TICK_NS` of monotonic time."""
+    """The fold's only clock, once per `TICK_NS` of monotonic time: deadlines expire here."""
 
     CODE: ClassVar[int] = 32
 
@@ -670,7 +670,7 @@ TICK_NS = 200_000_000
 
 
 class RingOpened(Record, frozen=True, gc=False, array_like=True):
-    """Gives a ring its number within a recording."""
+    """Assignment of a ring's number within a recording."""
 
     CODE: ClassVar[int] = 34
 
@@ -685,19 +685,19 @@ class RingOpened(Record, frozen=True, gc=False, array_like=True):
     start_real_ns: int
     synthetic: bool = False
     skew_ns: int = 0
-    """What the reader has added to all times of the ring: its process has another monotonic clock,
-    in a time namespace of its own."""
+    """Nanoseconds that the reader added to all times of the ring, whose process has another
+    monotonic clock, in its own time namespace."""
 
 
 class Missed(Record, frozen=True, gc=False, array_like=True):
-    """Frames that the reader knows it did not see, and why."""
+    """Frames that the reader did not see, with the reason."""
 
     CODE: ClassVar[int] = 35
 
     ring: int
     num_frames: int
     reason: str
-    """lapped or damaged."""
+    """Reason of the loss: lapped or damaged."""
 
 
 RECORD_TYPES: tuple[type[Record], ...] = (
@@ -722,22 +722,22 @@ RECORD_TYPES: tuple[type[Record], ...] = (
 
 _KIND_OF_CODE = {kind.CODE: kind for kind in RECORD_TYPES}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {}
-"""Made when first needed: who only writes pays for none."""
+"""Decoders by frame type, created on first use: pure writers need none."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 encode = _ENCODER.encode
-"""Turn a record into a frame's payload."""
+"""Encode a record as a frame's payload."""
 
 
 class UnknownRecord(ValueError):
-    """A frame's type or content is not one this version can read."""
+    """A frame whose type or content this version cannot read."""
 
 
 def decode(code: int, payload: bytes | memoryview) -> Record:
-    """Read a frame's payload.
+    """Decode a frame's payload.
 
     Raises:
-        UnknownRecord: for a type this version does not know, or a payload that is not one of it.
+        UnknownRecord: this version does not know the type, or the payload does not fit it.
     """
     decoder = _DECODERS.get(code)
     if decoder is None:

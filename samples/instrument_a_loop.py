@@ -1,4 +1,4 @@
-"""A generate loop of one's own, instrumented: what InferScope has to be told, and when.
+"""A custom generate loop with instrumentation: the calls that InferScope needs, and when.
 
 python samples/instrument_a_loop.py     in one terminal
 inferscope attach                       in another
@@ -13,7 +13,7 @@ from inferscope.records import DECODE, PREFILL
 
 
 def forward(num_tokens: int) -> None:
-    """Stand in for a model."""
+    """Return tokens in place of a model."""
     time.sleep(0.0002 * num_tokens**0.5)
 
 

@@ -1,4 +1,4 @@
-"""How examples are drawn, in which order tests run, and one demo for all that read it."""
+"""Hypothesis profiles, the order of tests, and a demo run that tests share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ settings.register_profile(
 )
 settings.load_profile("inferscope")
 
-# What this machine was calibrated to is no part of any test.
+# The machine's calibration must not affect tests.
 os.environ["INFERSCOPE_CACHE"] = os.devnull
 
 TESTS = Path(__file__).parent
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in a line what was skipped for want of a real Prometheus or Alertmanager."""
+    """Return a line on tests skipped for lack of a real Prometheus or Alertmanager."""
     skipped = terminalreporter.stats.get("skipped", [])
     missing = [found for each in skipped if (found := missing_package(str(each.longrepr)))]
     if missing:
@@ -126,7 +126,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give workers whole files, as `--dist loadfile` does, and what is to be together at once."""
+    """Assign whole files to workers, as `--dist loadfile` does, and keep grouped files together."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -1,4 +1,4 @@
-"""What is done about programs of Debian's that tests run: they are installed, or it is said."""
+"""Handling of Debian programs that tests run: installed, or reported as missing."""
 
 from __future__ import annotations
 

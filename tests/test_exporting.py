@@ -81,7 +81,7 @@ def test_a_third_partys_exporter_loads_the_same_way(tmp_path: Path, demo: Run) -
     assert counted["records"] == demo.of_kind("run")[0]["records"]
 
 
-def test_an_exporter_whose_extra_is_missing_says_what_to_install(tmp_path: Path, demo: Run) -> None:
+def test_exporter_without_its_extra_names_what_to_install(tmp_path: Path, demo: Run) -> None:
     install(tmp_path, "columns", "third_party:Nothing", "import a_heavy_dependency\n")
     done = inferscope(
         "export", str(demo.folder / "demo.isr"), "--format", "columns", "-o", "-",

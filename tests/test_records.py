@@ -67,7 +67,7 @@ def test_fields_that_an_older_writer_never_had_take_their_defaults() -> None:
     assert decode(Emitted.CODE, msgspec.msgpack.encode([1, b"", b""])) == Emitted(1, b"", b"")
 
 
-def test_unknown_types_and_codes_are_told_apart_from_damage() -> None:
+def test_unknown_types_and_codes_are_distinguished_from_damage() -> None:
     with pytest.raises(UnknownRecord, match="type 999"):
         decode(999, b"")
     future = StepSpan(1, 2, 3, 4, 5, 6, mode="a mode of the future")

@@ -1,4 +1,4 @@
-"""What the page about supply says is what the package asks for, and what that says of itself."""
+"""Agreement of the supply page with the package's requirements."""
 
 from __future__ import annotations
 

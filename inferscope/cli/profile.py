@@ -37,7 +37,13 @@ from inferscope.report.kernels import (
     with_steps,
 )
 from inferscope.ring.discovery import EngineRings, RingFile
-from inferscope.ring.profile_request import ask, error_path, request_path, trace_path, withdraw
+from inferscope.ring.profile_request import (
+    error_path,
+    request_path,
+    send_request,
+    trace_path,
+    withdraw,
+)
 from inferscope.ring.reader import Frame, RingReader
 
 _PATIENCE_S = 120.0
@@ -76,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             f"pid {pid} is of uid {ring.owner}. Run as the user that runs the engine."
         )
     try:
-        request = ask(ring.path, options.seconds)
+        request = send_request(ring.path, options.seconds)
     except OSError as error:
         raise InferScopeError(
             f"cannot ask pid {pid}: {error}. Run as the user that runs the engine."

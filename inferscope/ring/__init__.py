@@ -1,1 +1,1 @@
-"""Rings and recordings: how facts leave an observed process and are kept."""
+"""Ring files and recordings: storage of the records that an observed process writes."""

@@ -1,8 +1,8 @@
-"""Whose rings are, where this user may not read them, and what to do about it.
+"""Access rights of rings: detect rings that this user may not read and explain the remedy.
 
-Rings are their owner's alone (0700 and 0600), or a group's as well where INFERSCOPE_GROUP names one
-(0750 and 0640). A folder that cannot be listed looks empty to whoever searches for rings: so
-somebody has to ask why.
+Rings are private to their owner (0700 and 0600), or shared with a group if INFERSCOPE_GROUP names
+one (0750 and 0640). A folder that cannot be listed looks empty to a search for rings, so the cause
+needs a check of its own.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from inferscope.errors import UnreadableFile
 
 COLLECTOR = ".collector"
-"""Beginning of the name of a collector's own folder, beside the engines', unless another is named.
+"""Prefix of the default name of a collector's own folder, which is next to the engines' folders.
 No engine's folder begins with a dot."""
 
 
 def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
-    """Yield the folders and rings that are there and closed to this user.
+    """Yield the existing folders and rings that this user may not read.
 
-    Rings are in the folder and in the engines' folders in it. What is below those is not looked at:
-    INFERSCOPE_DIR may be a folder with much else in it.
+    Rings are in the folder and in the engines' folders in it. Deeper levels are not searched:
+    INFERSCOPE_DIR may be a folder with much other content.
     """
     try:
         with os.scandir(folder) as entries:
@@ -31,7 +31,7 @@ def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
     except PermissionError:
         yield folder
         return
-    except OSError:  # it is not there, or no folder
+    except OSError:  # it does not exist or is not a folder
         return
     for entry in found:
         if entry.is_dir(follow_symlinks=False):
@@ -42,10 +42,10 @@ def closed_under(folder: Path, *, levels: int = 2) -> Iterator[Path]:
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether there is something by this name.
+    """Return whether a path exists.
 
     Raises:
-        UnreadableFile: nobody can tell, for a folder around it is closed to this user.
+        UnreadableFile: a folder above it is closed to this user, so that it cannot be checked.
     """
     try:
         return path.exists()
@@ -54,7 +54,7 @@ def is_there(path: Path) -> bool:
 
 
 def why_closed(path: Path) -> str:
-    """Say in a line whose a folder or ring is, or the folder around it, and how to read it."""
+    """Return a line that states the owner of a folder or ring and how to get access to it."""
     status = _status(path)
     while status is None:
         path = path.parent
@@ -72,7 +72,7 @@ def why_closed(path: Path) -> str:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what a path is, None where a folder around it is closed."""
+    """Return the status of a path, None if a folder above it is closed."""
     try:
         return path.lstat()
     except OSError:

@@ -1,8 +1,8 @@
-"""The control byte: switches a probe off and on from outside, without a listener or a restart.
+"""The control byte: turns a probe off and on from outside, without a listener or a restart.
 
-It stands in a file of its own beside the ring, so that readers can open the ring read-only. The
-probe's thread beside the engine reads it every 100 ms. It is not mapped: `echo 0 > x.control`
-shortens the file first, and a mapped byte beyond the end of its file kills the process with SIGBUS.
+It is a file of its own next to the ring, so that readers can open the ring read-only. The probe's
+own thread reads it every 100 ms. The file is not mapped: `echo 0 > x.control` truncates it
+first, and access to a mapped byte beyond the end of its file kills the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OFF_BYTES = (bytes([SWITCHED_OFF]), b"0")
 
 
 class ControlByte:
-    """The probe's end of the control file."""
+    """The probe's handle of the control file."""
 
     def __init__(self, handle: int) -> None:
         self._handle = with_high_number(handle)
         self._inode = self._inode_now()
 
     def is_on(self) -> bool:
-        """Read the byte; on, where there is none or the file cannot be read."""
+        """Return whether the probe is on; true if the byte is missing or cannot be read."""
         try:
             return not self._is_ours() or os.pread(self._handle, 1, 0) not in _OFF_BYTES
         except OSError:
@@ -42,7 +42,7 @@ class ControlByte:
             os.close(handle)
 
     def _is_ours(self) -> bool:
-        """Return whether the host has neither closed the descriptor nor given its number away."""
+        """Return whether the descriptor still refers to this file; hosts may close it."""
         try:
             return self._inode_now() == self._inode
         except OSError as error:
@@ -55,33 +55,33 @@ class ControlByte:
 
 
 def control_path(ring_path: Path) -> Path:
-    """Return the control file that belongs to a ring."""
+    """Return the path of a ring's control file."""
     return ring_path.with_suffix(".control")
 
 
 def open_control(ring_path: Path) -> ControlByte:
-    """Make the control file, switched on, for the probe to read."""
+    """Create the control file, switched on, and return the probe's handle of it."""
     path = control_path(ring_path)
-    path.unlink(missing_ok=True)  # of an earlier process with this pid, or not ours at all
+    path.unlink(missing_ok=True)  # left by an earlier process with this PID, or foreign
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # no space for a byte: the ring matters more, and none means on
+    with suppress(OSError):  # without space for the byte the probe records all the same
         os.pwrite(handle, bytes([SWITCHED_ON]), 0)
     return ControlByte(handle)
 
 
 def switch(ring_path: Path, *, to: int, owner: int | None = None) -> None:
-    """Switch the probe that writes this ring on or off, within 100 ms and its next step.
+    """Turn the probe that writes this ring on or off; it reacts within 100 ms, at its next step.
 
     Args:
         ring_path: the ring.
         to: SWITCHED_ON or SWITCHED_OFF.
-        owner: user of the ring as it was found; None if any will do. For root: the owner of a
-            folder can put a link to another user's folder in its place at any time.
+        owner: user ID of the ring's owner as found; None accepts any. Root needs it: the owner of a
+            folder can replace it by a link to another user's folder at any time.
 
     Raises:
-        OSError: it has no control byte, or this user may not write it.
+        OSError: the ring has no control byte, or this user may not write it.
     """
-    # Not blocking: a pipe by that name would wait for a reader forever.
+    # Non-blocking: opening a pipe of that name would wait forever for a reader.
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     handle = os.open(control_path(ring_path), flags)
     try:

@@ -1,4 +1,4 @@
-"""Which model an engine serves, read from the last keyframe of its rings, without a fold."""
+"""The engine description in the last keyframe of its rings, read without a fold."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inferscope.ring.reader import Frame, RingReader
 
 
 def description_of_rings(paths: Iterable[Path]) -> EngineInfo | None:
-    """Return the first description of an engine that its rings hold, None if they hold none.
+    """Return the first engine description found in the rings, None if they hold none.
 
-    Every keyframe restates it; of a ring whose only keyframe is lost, nothing is known.
+    Every keyframe restates it. A ring whose only keyframe is overwritten yields none.
     """
     for path in paths:
         with suppress(UnreadableFile, OSError):

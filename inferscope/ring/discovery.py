@@ -1,15 +1,15 @@
-"""Where rings are, whose they are, and which engines are alive.
+"""Discovery of rings: their folders, their owners, and which engines are alive.
 
-    INFERSCOPE_DIR/<engine_id>/<role>-<rank>-<pid>.ring   (+ .control beside it)
+    INFERSCOPE_DIR/<engine_id>/<role>-<rank>-<pid>.ring   (+ .control next to it)
 
-Without INFERSCOPE_DIR a probe writes to /tmp/inferscope-UID: services, cron jobs and shells of a
-user have that in common, and it survives logout. XDG_RUNTIME_DIR is set in some of them only and
-removed at logout, so it is written to only where another user holds the name in /tmp. Readers
-search every folder that a probe of the user may have written to.
+Without INFERSCOPE_DIR a probe writes to /tmp/inferscope-UID, which a user's services, cron jobs
+and shells share and which survives logout. XDG_RUNTIME_DIR is set in some of them only and removed
+at logout, so a probe uses it only if another user holds the name in /tmp. Readers search every
+folder that a probe of the user may have written to.
 
-Alive is decided by the heartbeat in the header, never by the pid: a reader in another pid
-namespace sees other pids. Whether a ring may be removed is decided by its writer's lock as well: a
-process that is stopped does not beat, and is not dead.
+The heartbeat in the header decides whether a process is alive, never the PID: a reader in another
+PID namespace sees other PIDs. The cleanup of rings also checks the writer's lock: a stopped process
+has no heartbeat but has not ended.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from inferscope.ring.reader import RingReader
 from inferscope.ring.skew import read_here, running_skew_ns
 
 ALIVE_NS = 5_000_000_000
-"""A heartbeat older than this is a dead, stopped or hung process; probes beat every 100 ms."""
+"""Age in nanoseconds above which a heartbeat marks a dead, stopped or hung process; probes beat
+every 100 ms."""
 KEEP_DEAD_NS = 24 * 3600 * 1_000_000_000
 KEEP_DEAD_BYTES = 1 << 30
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of `flock` on a file system without locks: the heartbeat alone decides there."""
+"""Errors of `flock` on a file system without locks, where the heartbeat alone decides."""
 _TMP = Path("/tmp")
 _MAX_NAME = 100
 _COMPANIONS = (
     *(".control", ".profile", ".profile-error"),
     *(".trace.json", ".trace.partial", ".trace.partial.tmp"),
 )
-"""What stands beside a ring: its control byte, a request for a profile, and the answer."""
+"""Suffixes of the files next to a ring: control byte, profile request and its results."""
 _LEFTOVER = re.compile(r"(.+-\d+-\d+(?:\.\d+)?)(?:" + "|".join(map(re.escape, _COMPANIONS)) + ")")
-"""The name of such a file, and of its ring without the suffix."""
+"""Pattern of such a file's name; the first group is the ring's name without suffix."""
 
 
 class RingFile(msgspec.Struct, frozen=True):
-    """One ring as found on disk."""
+    """One ring file on disk."""
 
     path: Path
     owner: int
@@ -60,32 +61,32 @@ class RingFile(msgspec.Struct, frozen=True):
     heartbeat_ns: int
     num_bytes: int
     skew_ns: int = 0
-    """What to add to its times where its process runs, in another time namespace."""
+    """Nanoseconds to add to the times of a process in another time namespace."""
 
     def is_alive(self, now_ns: int) -> bool:
-        """Tell whether its process has said so lately, in this boot of the machine."""
+        """Return whether its heartbeat is fresh and of this boot of the machine."""
         is_this_boot = self.identity.boot_id == boot_id()
         return is_this_boot and abs(now_ns - self.heartbeat_ns - self.skew_ns) < ALIVE_NS
 
 
 class EngineRings(msgspec.Struct, frozen=True):
-    """The rings of one engine, oldest first; all belong to one user."""
+    """The rings of one engine, oldest first; all have the same owner."""
 
     engine_id: str
     rings: tuple[RingFile, ...]
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that write them."""
+        """Process IDs of the writers."""
         return tuple(sorted({ring.identity.pid for ring in self.rings}))
 
     def is_alive(self, now_ns: int) -> bool:
-        """Tell whether any of its processes is alive."""
+        """Return whether any of its processes is alive."""
         return any(ring.is_alive(now_ns) for ring in self.rings)
 
 
 def file_name(given: str) -> str:
-    """Return the name as one that may be a file's: all processes make the same one of it."""
+    """Return the name as a valid file name; every process maps it to the same one."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", given)[:_MAX_NAME].lstrip(".")
     if safe == given:
         return safe
@@ -104,8 +105,8 @@ def ring_directory() -> Path:
 def search_directories() -> tuple[Path, ...]:
     """Return the folders that a probe of this user may have written to, `ring_directory` first.
 
-    Folders of other users are left out, for they could hold anything; but root reads those of
-    services with a private /tmp as well.
+    Folders of other users are excluded because their content is not trusted. Root also reads the
+    folders of services with a private /tmp.
     """
     found = [ring_directory()]
     if not os.environ.get("INFERSCOPE_DIR"):
@@ -115,7 +116,7 @@ def search_directories() -> tuple[Path, ...]:
         found = [*filter(_is_usable, found)]
         if os.geteuid() == 0:
             for private in sorted(_TMP.glob("systemd-private-*")):
-                # Any user can make a folder of this name in /tmp; systemd's belong to root.
+                # Any user can create a folder of this name in /tmp; systemd's belong to root.
                 if _is_roots(private) and _is_roots(private / "tmp"):
                     inside = sorted(private.glob("tmp/inferscope-*"))
                     found += [folder for folder in inside if not folder.is_symlink()]
@@ -123,12 +124,12 @@ def search_directories() -> tuple[Path, ...]:
 
 
 def reading_from(folder: Path) -> tuple[Path, ...]:
-    """Return what a reader of a folder reads: all that there is where it is the usual one."""
+    """Return the folders to read: all search folders if the given one is the default."""
     return search_directories() if folder.absolute() == ring_directory() else (folder,)
 
 
 def names_of(folders: Iterable[Path]) -> str:
-    """Return the folders in words, for a message."""
+    """Return the folders as comma-separated text for a message."""
     return ", ".join(map(str, folders))
 
 
@@ -142,7 +143,7 @@ def _runtime_directory() -> Path | None:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Return whether a folder is missing, or is a real one of this user's or root's."""
+    """Return whether a folder is missing, or a real folder of this user or root."""
     try:
         status = folder.lstat()
     except FileNotFoundError:
@@ -162,7 +163,7 @@ def _is_roots(folder: Path) -> bool:
 
 
 def _file_of(folder: Path) -> object:
-    """Return what is equal for two names of one folder."""
+    """Return a key that is equal for two names of the same folder."""
     try:
         status = folder.stat()
     except OSError:
@@ -171,19 +172,19 @@ def _file_of(folder: Path) -> object:
 
 
 def make_private(folder: Path, *, group_id: int | None = None) -> str:
-    """Make the folder for its owner (and a group) alone, or check whose it is.
+    """Create a folder private to its owner (and a group), or verify and restrict an existing one.
 
-    A folder of ours that everybody may write to is closed to others, and one that its group may
-    write to loses that right; one with the sticky bit, or a volume of its own, is left as it is.
+    A folder of this user that is writable for everyone is closed to others, and a group-writable
+    one loses that right. A folder with the sticky bit, or a volume of its own, is left as it is.
 
     Returns:
-        A line for the log where an existing folder was closed, else nothing.
+        A line for the log if an existing folder was closed, else an empty string.
 
-    A folder of root's is trusted: a container's shared volume is one. A folder or a link that
-    somebody else made, in `/tmp` say, is not: he could take the rings away and put others there.
+    A folder owned by root is trusted: a container's shared volume is one. A folder or link created
+    by another user, such as one in `/tmp`, is not: that user could remove and replace the rings.
 
     Raises:
-        RingUnavailable: it cannot be made, or belongs to somebody else.
+        RingUnavailable: the folder cannot be created, or belongs to another user.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def make_private(folder: Path, *, group_id: int | None = None) -> str:
     for owner in (entry.st_uid, status.st_uid):
         if owner not in (os.geteuid(), 0):
             raise RingUnavailable(
-                f"the folder {folder} belongs to uid {owner}, not to this process. "
+                f"cannot use the folder {folder} it belongs to uid {owner}. "
                 "Set INFERSCOPE_DIR to a folder of your own."
             )
     if status.st_uid != os.geteuid():
@@ -228,7 +229,7 @@ def make_private(folder: Path, *, group_id: int | None = None) -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine, empty where the kernel does not say."""
+    """Return the ID of this boot of the machine, empty if the kernel does not report it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -236,10 +237,10 @@ def boot_id() -> str:
 
 
 def find_rings(*folders: Path) -> Iterator[RingFile]:
-    """Yield every readable ring under the folders, by default of all that a probe may have used.
+    """Yield every readable ring in the folders (default: all folders a probe may have used).
 
-    Files that are not rings are passed over, and rings that another user has put there, or that
-    state the engine of another folder.
+    Files that are not rings are skipped, as are rings that another user placed there or that state
+    an engine other than their folder's.
     """
     for path in ring_paths(*folders):
         try:
@@ -258,11 +259,11 @@ def find_rings(*folders: Path) -> Iterator[RingFile]:
 
 
 def ring_paths(*folders: Path) -> list[Path]:
-    """Return the rings under the folders that belong to a user who may write there.
+    """Return the paths of rings that belong to a user allowed to write there.
 
-    A folder of root's that is open to others, or one with the sticky bit, is shared by several
-    users: each engine's folder in it is one user's. Elsewhere an engine's folder belongs to the
-    owner of the folder around it.
+    A folder of root that is open to others, or one with the sticky bit, is shared by several users:
+    each engine's folder in it belongs to one user. Elsewhere an engine's folder belongs to the
+    owner of its parent folder.
     """
     found: list[Path] = []
     for folder in folders or search_directories():
@@ -284,10 +285,10 @@ def ring_paths(*folders: Path) -> list[Path]:
 
 
 def is_in_place(path: Path, identity: Identity) -> bool:
-    """Return whether a ring may state its engine: its folder's name, where users share a folder.
+    """Return whether the ring's engine matches its folder's name, as shared folders require.
 
-    A name in a shared folder belongs to the user who made it first. Rings of this user and of root
-    may have been copied anywhere.
+    In a shared folder a name belongs to the user who created it first. Rings of this user and of
+    root may have been copied anywhere.
     """
     home = path.absolute().parent
     if home.name == file_name(identity.engine_id) or owner_of(path) in (os.geteuid(), 0):
@@ -299,13 +300,13 @@ def is_in_place(path: Path, identity: Identity) -> bool:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Return whether a folder is for several users: root's and open to them, or as /tmp is."""
+    """Return whether several users share a folder: it is root's and open, or sticky as /tmp."""
     is_roots = status.st_uid == 0 and bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
     return is_roots or bool(status.st_mode & stat.S_ISVTX)
 
 
 def owner_of(path: Path) -> int:
-    """Return whose a file or folder is, -1 where it is gone."""
+    """Return the owner's user ID of a file or folder, -1 if it no longer exists."""
     try:
         return path.lstat().st_uid
     except OSError:
@@ -313,20 +314,20 @@ def owner_of(path: Path) -> int:
 
 
 def _rings_under(folder: Path, suffix: str = ".ring") -> list[Path]:
-    """Return the rings in a folder and in the engines' folders in it, through no links.
+    """Return the rings in a folder and in the engines' folders in it, following no links.
 
-    No deeper: INFERSCOPE_DIR may be a folder with much else in it.
+    Deeper levels are not searched: INFERSCOPE_DIR may be a folder with much other content.
     """
     try:
         with os.scandir(folder) as entries:
             inside = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
         return sorted(path for home in (folder, *inside) for path in home.glob(f"*{suffix}"))
-    except OSError:  # a folder that went away, or may not be looked into
+    except OSError:  # a folder that was removed or may not be listed
         return []
 
 
 def sampler_rings(*folders: Path) -> list[Path]:
-    """Return the rings of what has sampled this host's devices, whichever engine they are for."""
+    """Return the rings of this host's device samplers, for any engine."""
     found = []
     for folder in folders or search_directories():
         with suppress(OSError):
@@ -337,7 +338,7 @@ def sampler_rings(*folders: Path) -> list[Path]:
 def find_engines(*folders: Path) -> list[EngineRings]:
     """Group the rings under the folders by user and engine, the newest engine first.
 
-    An engine id is what a ring states: another user's ring cannot add records to an engine.
+    The engine ID is the one a ring states: another user's ring cannot add records to an engine.
     """
     by_engine: dict[tuple[int, str], list[RingFile]] = {}
     for ring in find_rings(*folders):
@@ -351,12 +352,12 @@ def find_engines(*folders: Path) -> list[EngineRings]:
 
 
 def remove_old_rings(folder: Path, now_ns: int | None = None) -> int:
-    """Delete rings of dead processes beyond a day or a gibibyte; return how many.
+    """Delete rings of dead processes beyond a day or a gibibyte; return the number deleted.
 
-    Of the engine that died last the newest ring of each rank is kept for the day in any case.
-    Only plain files of this user are touched, and none that a living process writes. Another
-    boot need not be over: its machine may share this folder. Its rings are kept for a day after
-    their last heartbeat.
+    The newest ring of each rank of the engine that died last is always kept for the day. Only plain
+    files of this user are deleted, and none that a live process writes. A ring of another boot may
+    belong to a running machine that shares this folder, so it is kept for a day after its last
+    heartbeat.
     """
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
     dead: list[tuple[int, bool, int, Path, tuple[str, int]]] = []
@@ -385,10 +386,10 @@ def remove_old_rings(folder: Path, now_ns: int | None = None) -> int:
 
 
 def _age_ns(ring: RingFile, status: os.stat_result, now_ns: int) -> int:
-    """Return how long a dead ring has not been written: since its last heartbeat.
+    """Return the nanoseconds since a dead ring was written: since its last heartbeat.
 
-    Of a ring that was closed, and of a heartbeat that cannot be, the file's own time tells: rings
-    that are mapped, those of earlier versions, do not move it on tmpfs while they are written.
+    A closed ring, or one with an impossible heartbeat, is dated by its file's modification time:
+    mapped rings of earlier versions do not update that on tmpfs while they are written.
     """
     me, beat_ns = ring.identity, ring.heartbeat_ns
     if beat_ns >= me.start_ns:
@@ -401,9 +402,9 @@ def _age_ns(ring: RingFile, status: os.stat_result, now_ns: int) -> int:
 
 
 def _remove_leftovers(folder: Path) -> int:
-    """Delete what rings have left behind for a day: half-made ones, and the files beside them."""
+    """Delete half-made rings and companion files that are older than a day; return the number."""
     removed = 0
-    # Writers that were killed while they made their ring left these.
+    # A writer killed while it created its ring leaves these.
     for path in _rings_under(folder, ".ring.partial"):
         removed += _is_old(path) and _remove(path)
     try:
@@ -423,13 +424,13 @@ def _remove_leftovers(folder: Path) -> int:
 
 
 def _is_old(path: Path) -> bool:
-    """Return whether a path is a plain file of this user's that has been left alone for a day."""
+    """Return whether a path is a plain file of this user that is older than a day."""
     status = _own_file(path)
     return status is not None and time.time_ns() - status.st_mtime_ns > KEEP_DEAD_NS
 
 
 def _own_file(path: Path) -> os.stat_result | None:
-    """Return what the path is, None where it is not a plain file of this user."""
+    """Return the status of a path, None if it is not a plain file of this user."""
     try:
         status = path.lstat()
     except OSError:
@@ -438,12 +439,12 @@ def _own_file(path: Path) -> os.stat_result | None:
 
 
 def _remove(path: Path) -> bool:
-    """Delete a ring, the files beside it and its folder if that is empty; tell whether it is gone.
+    """Delete a ring, its companion files and its folder if empty; return whether it is gone.
 
-    Another process may be tidying up beside us: whatever is gone already is well.
+    Another process may clean up at the same time, so a missing file is not an error.
     """
     try:
-        # For writing: NFS gives exclusive locks on nothing else.
+        # Opened for writing: NFS grants exclusive locks on nothing else.
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
@@ -452,14 +453,14 @@ def _remove(path: Path) -> bool:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise  # its writer lives
+                raise  # its writer is alive
         if not os.path.samestat(os.fstat(handle), path.lstat()):
             return False  # another cleanup removed it, and a new process has its name
         for suffix in _COMPANIONS:
             path.with_suffix(suffix).unlink(missing_ok=True)
         path.unlink()
         path.parent.rmdir()
-    except OSError:  # its writer lives, somebody else removed it, or the folder is still in use
+    except OSError:  # its writer is alive, it was removed, or the folder is in use
         return not os.path.lexists(path)
     finally:
         os.close(handle)

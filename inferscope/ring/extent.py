@@ -1,4 +1,4 @@
-"""From when to when rings and recordings reach, found without reading all of them."""
+"""Time ranges of rings and recordings, found without reading all of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from inferscope.ring.recording import RecordingReader
 
 
 class Extent(NamedTuple):
-    """The wall time that records span."""
+    """Wall time that a set of records spans."""
 
     first_real_ns: int
     last_real_ns: int
 
 
 def extent_of_rings(paths: Iterable[Path]) -> Extent | None:
-    """Return the time from the first record of the rings to the last; None where none is held.
+    """Return the time from the first record of the rings to the last, None if they are empty.
 
-    Samplers' rings are left out: theirs go on when there is nothing left to see.
+    Samplers' rings are excluded: they continue after the engines have ended.
     """
     found = []
     for path in paths:
@@ -42,15 +42,15 @@ def extent_of_rings(paths: Iterable[Path]) -> Extent | None:
 
 
 def extent_of_recording(path: Path) -> Extent | None:
-    """Return the time that a recording spans; None where it holds nothing.
+    """Return the time that a recording spans, None if it is empty.
 
     Raises:
-        UnreadableFile: it is none.
+        UnreadableFile: the file is not a recording.
     """
     reader = RecordingReader(path)
     try:
         index = reader.index()
-        # A ring that is opened tells when its process began, which may be hours before.
+        # An opened ring states when its process began, which may be hours before.
         ticks = (frame for frame in reader.frames() if frame.code == Tick.CODE)
         for frame in ticks:
             with suppress(UnknownRecord):
@@ -75,7 +75,7 @@ def _times_of_ring(reader: RingReader) -> Extent | None:
 
 
 def _first(frames: Iterable[object]) -> int | None:
-    """Return the time of the first record among frames that can be read."""
+    """Return the time in nanoseconds of the first readable record among frames."""
     for frame in frames:
         if isinstance(frame, Frame):
             with suppress(UnknownRecord):

@@ -1,13 +1,13 @@
-"""One positional write: with the interpreter's lock held where it does not block, else without.
+"""One positional write that holds the interpreter's lock if the write cannot block.
 
-`os.pwrite` releases the lock around the system call. Beside a thread that computes in Python the
-caller then waits for the switch interval, 5 ms, to have it back, for every record: five times a
-step. So the C function is called with the lock held, as a store into mapped memory would be.
+`os.pwrite` releases the lock around the system call. If another thread computes in Python, the
+caller then waits for the switch interval (5 ms) to reacquire it, for each of five records per step.
+So the C function is called with the lock held, like a store into mapped memory.
 
-A write that blocks with the lock held stops every thread of the process. In memory none blocks. On
-a local disk one does while the disk fails or is frozen (`fsfreeze`, for a snapshot of a virtual
-machine): after the first slow one the lock is released for all that follow. On a network, FUSE or
-unknown file system, and on the probe's own thread, it is always released.
+A write that blocks with the lock held stops every thread of the process. Writes to memory never
+block. Writes to a local disk block while the disk fails or is frozen (`fsfreeze`, for a snapshot of
+a virtual machine): after the first slow write the lock is released for all later ones. On a
+network, FUSE or unknown file system, and on the probe's own thread, it is always released.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ REMOTE = {
     0x01161970,  # GFS2
     0x73757245,  # Coda
 }
-"""Values of `f_type`, as statfs(2) lists them and the file systems' own sources."""
+"""Values of `f_type` as listed in statfs(2) and in the file systems' sources."""
 SLOW_NS = 50_000_000
-"""A write that takes longer has blocked: the page cache takes one in microseconds."""
+"""Duration in nanoseconds above which a write has blocked: the page cache needs microseconds."""
 
 
 def releasing_pwrite(handle: int, content: bytes, num_bytes: int, offset: int) -> int:
-    """Write with `os.pwrite`, where the C function cannot be called or may block."""
+    """Write with `os.pwrite`, if the C function cannot be called or may block."""
     try:
         return os.pwrite(handle, content, offset)
     except OSError as error:
@@ -68,7 +68,7 @@ def _c_function() -> PWrite:
         import ctypes  # absent where Python was built without libffi
 
         library = ctypes.PyDLL(None)
-        # A `long` of 4 bytes: `pwrite` takes offsets of 4 bytes there, and rings may be larger.
+        # A `long` of 4 bytes: `pwrite` takes 4-byte offsets there, and rings may be larger.
         function = library.pwrite if ctypes.sizeof(ctypes.c_long) == 8 else library.pwrite64
         function.argtypes = (
             ctypes.c_int,
@@ -84,7 +84,7 @@ def _c_function() -> PWrite:
 
 
 pwrite = _c_function()
-"""Write `num_bytes` of a `bytes` at an offset; return how many were written, -1 for an error.
+"""Write `num_bytes` of a `bytes` at an offset; return the number written, -1 for an error.
 
 At the end of the stack ctypes raises an ArgumentError that names the RecursionError.
 """
@@ -106,7 +106,7 @@ def until_slow() -> PWrite:
 
 
 def file_system(handle: int) -> int:
-    """Return the `f_type` of a file's file system, 0 where it is not known."""
+    """Return the `f_type` of a file's file system, 0 if unknown."""
     try:
         import ctypes
 

@@ -1,20 +1,19 @@
-"""Where every byte of a ring file stands.
+"""The byte layout of a ring file.
 
     0        64                         1024          4096                      4096 + capacity
     ├────────┼──────────────────────────┼─────────────┼─────────────────────────────┤
     │ fixed  │ words: claim, head, …    │ identity    │ frames, never wrapping      │
     └────────┴──────────────────────────┴─────────────┴─────────────────────────────┘
 
-Positions count bytes ever written, so they only grow; `position % capacity` is the place in the
-file. The writer states in `claim` up to where it may overwrite, ahead of all that it writes; `head`
-and `sequence` say how far it had come when they were written, up to 100 ms ago.
-A reader copies frames and afterwards reads `claim`: bytes below `claim - capacity` may have been
-overwritten under it, everything above is as written. Beyond `head` a frame is new if it is whole
-and numbered above `sequence`: the frame's checksum is the judge, as it is on machines that reorder
-stores.
+A position counts the bytes ever written, so it only grows; `position % capacity` is the offset in
+the file. In `claim` the writer announces, before each write, the position up to which it may
+overwrite. `head` and `sequence` state its progress at their last update, at most 100 ms ago.
+A reader copies frames and then reads `claim`: bytes below `claim - capacity` may have been
+overwritten during the copy, all above are intact. Beyond `head` a frame is new if it is whole and
+numbered above `sequence`. The checksum decides, also on machines that reorder stores.
 
-A frame is length, type, flags, checksum, sequence, payload, padded to 8 bytes. The checksum's
-start value is made of the other four, so that a flipped bit anywhere in a frame shows.
+A frame is length, type, flags, checksum, sequence, payload, padded to 8 bytes. The other four
+header fields seed the checksum, so that a flipped bit anywhere in a frame is detected.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ FIXED = struct.Struct("<8sIIQ")
 """Magic, format version, fold version, capacity."""
 
 CLAIM, HEAD, SEQUENCE, HEARTBEAT, PENDING, KEYFRAME = (64 + 8 * word for word in range(6))
-"""Offsets of the words. PENDING: start of the oldest step without a span, 0 for none."""
+"""Byte offsets of the words. PENDING: start of the oldest step without a span, 0 for none."""
 WORDS_END = KEYFRAME + 8
 WORD = struct.Struct("<Q")
 NO_KEYFRAME = (1 << 64) - 1
@@ -44,23 +43,23 @@ IDENTITY = 1024
 IDENTITY_HEADER = struct.Struct("<II")
 """Length and checksum of the identity that follows."""
 _LARGEST_NUMBER = 1 << 62
-"""Above all in an identity, so that times can be added without leaving what a record can hold."""
+"""Bound on every number of an identity, so that sums of times fit into a record's field."""
 
 FRAME = struct.Struct("<IHHIQ")
 FRAME_BYTES = FRAME.size
 MAX_PAYLOAD_BYTES = 1 << 20
 
 FILLER = 0
-"""Frame type that only fills the end of the file, so that the next frame starts at its front."""
+"""Frame type of the filler at the file's end: the next frame starts at the front."""
 STARTS_KEYFRAME = 1
-"""Frame flag."""
+"""Flag of the first frame of a keyframe."""
 
 MIN_CAPACITY = 64 * 1024
 IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who writes this ring."""
+    """The process that writes a ring."""
 
     engine_id: str
     role: str
@@ -74,12 +73,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def frame_bytes(payload_bytes: int) -> int:
-    """Return the room a frame takes, padding included."""
+    """Return the bytes that a frame occupies, padding included."""
     return (FRAME_BYTES + payload_bytes + 7) & ~7
 
 
 def checksum(code: int, flags: int, sequence: int, payload: bytes | memoryview) -> int:
-    """Return the checksum of a frame, which covers its header too."""
+    """Return the checksum of a frame, header fields included."""
     number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
     seed = (number ^ code << 16 ^ flags ^ len(payload) << 7) & 0xFFFFFFFF
     return zlib.crc32(payload, seed)
@@ -103,7 +102,7 @@ def unpack_header(page: bytes) -> tuple[Identity, int, int, int]:
     """Return identity, capacity, format version and fold version.
 
     Raises:
-        ValueError: with the reason, for a page that no writer of ours made.
+        ValueError: the page is not an intact header; the message says why.
     """
     if len(page) < PAGE:
         raise ValueError(f"{len(page)} bytes long, shorter than a ring's header")

@@ -1,9 +1,9 @@
-"""Asking a probe for a kernel profile: a file beside its ring, as the control byte is, no listener.
+"""Requests for a kernel profile: files next to a ring, like the control byte, without a listener.
 
-x.profile         the request, for as long as it is being answered: one at a time
-x.trace.json      the answer, a Chrome trace with all in it
-x.profile-error   or why there is none
-x.trace.partial   the answer before it is whole; torch writes to x.trace.partial.tmp before that
+x.profile         the request, until it is answered; one at a time
+x.trace.json      the result, a complete Chrome trace
+x.profile-error   the reason why there is no result
+x.trace.partial   the incomplete result; torch writes to x.trace.partial.tmp before that
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.private import write_private
 
 MOST_S = 30.0
-"""A profile slows the engine down, and its trace grows all the while."""
+"""Longest profile in seconds: profiling slows the engine and its trace keeps growing."""
 _STALE_S = 300.0
-"""A request this old was of a process that has died with it."""
+"""Age in seconds above which a request is abandoned: its process has ended."""
 _LARGEST_BYTES = 64
 
 
 class ProfileBusy(InferScopeError):
-    """Another profile of the process is under way."""
+    """Another profile of the process is in progress."""
 
 
 class Request(NamedTuple):
-    """A request for a profile, as the probe finds it."""
+    """A request for a profile as found by the probe."""
 
     seconds: float
     inode: int
     changed_ns: int
-    """With the inode: which file it is. A later request has the same name."""
+    """Time of change; identifies the file together with the inode, since all share one name."""
 
 
 def request_path(ring_path: Path) -> Path:
-    """Return where a probe looks for requests."""
+    """Return the path of a probe's requests."""
     return ring_path.with_suffix(".profile")
 
 
 def trace_path(ring_path: Path) -> Path:
-    """Return where it leaves the trace."""
+    """Return the path of the probe's trace."""
     return ring_path.with_suffix(".trace.json")
 
 
 def partial_paths(ring_path: Path) -> tuple[Path, Path]:
-    """Return where it writes the trace first, and where torch writes it before that."""
+    """Return the paths of the incomplete trace: the probe's own, then torch's."""
     partial = ring_path.with_suffix(".trace.partial")
     return partial, partial.with_name(f"{partial.name}.tmp")
 
 
 def error_path(ring_path: Path) -> Path:
-    """Return where it says why there is none."""
+    """Return the path of the file that states why there is no trace."""
     return ring_path.with_suffix(".profile-error")
 
 
-def ask(ring_path: Path, seconds: float) -> Request:
-    """Ask the probe that writes a ring for a profile; return the request.
+def send_request(ring_path: Path, seconds: float) -> Request:
+    """Request a profile from the probe that writes a ring; return the request.
 
     Raises:
-        BadInput: it would be too long.
-        ProfileBusy: one is under way.
-        OSError: the folder is not ours to write to.
+        BadInput: the profile would be too long.
+        ProfileBusy: another profile is in progress.
+        OSError: this user may not write to the folder.
     """
     if not 0 < seconds <= MOST_S:
         raise BadInput(
-            f"--seconds is {seconds:g}. Give up to {MOST_S:g}: profiling slows the engine."
+            f"--seconds is {seconds:g}. Give at most {MOST_S:g}: profiling slows the engine."
         )
     path = request_path(ring_path)
     with suppress(FileNotFoundError):
@@ -79,14 +79,14 @@ def ask(ring_path: Path, seconds: float) -> Request:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise ProfileBusy(
-            f"a profile of this process is under way ({path}). Wait for its end."
+            f"a profile of this process is in progress ({path}). Wait until it ends."
         ) from None
     with os.fdopen(handle, "wb", buffering=0) as file:
         try:
             for old in (trace_path(ring_path), error_path(ring_path)):
                 old.unlink(missing_ok=True)
             file.write(f"{seconds}\n".encode("ascii"))
-        except OSError:  # else the engine would be profiled to no purpose
+        except OSError:  # an unread request would profile the engine for nothing
             path.unlink(missing_ok=True)
             raise
         status = os.fstat(handle)
@@ -94,9 +94,9 @@ def ask(ring_path: Path, seconds: float) -> Request:
 
 
 def requested(ring_path: Path) -> Request | None:
-    """Return the request for a profile; None where there is none, or it is not our user's."""
+    """Return the request for a profile, None if there is none or another user made it."""
     try:
-        # A file that is half written is seen whole at the next look; a FIFO must not block it.
+        # A half-written file is read whole at the next call; a FIFO must not block it.
         handle = os.open(
             request_path(ring_path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )
@@ -116,7 +116,7 @@ def requested(ring_path: Path) -> Request | None:
 
 
 def is_pending(ring_path: Path, request: Request) -> bool:
-    """Return whether this very request is still there, unanswered."""
+    """Return whether this same request is still unanswered."""
     try:
         status = request_path(ring_path).lstat()
     except OSError:
@@ -125,18 +125,18 @@ def is_pending(ring_path: Path, request: Request) -> bool:
 
 
 def answer(ring_path: Path, request: Request, *, error: str = "") -> None:
-    """Remove a request that is done; its trace, where there is one, is in its place already."""
+    """Remove a finished request, after its trace, if any, was moved into place."""
     if not is_pending(ring_path, request):
         return
-    with suppress(OSError):  # a full disk: else the request would be answered again and again
+    with suppress(OSError):  # a full disk must not make the probe answer again and again
         if error:
             write_private(error_path(ring_path), error.encode("utf-8", "replace"))
-    with suppress(OSError):  # last: the requester looks for an answer when this is gone
+    with suppress(OSError):  # last: the requester reads the result once this is gone
         request_path(ring_path).unlink(missing_ok=True)
 
 
 def withdraw(ring_path: Path, request: Request) -> None:
-    """Remove a request and its answer; do nothing where there is a later request."""
+    """Remove a request and its result, unless a later request exists."""
     with suppress(OSError):
         if is_pending(ring_path, request):
             request_path(ring_path).unlink(missing_ok=True)

@@ -1,16 +1,16 @@
-"""The reading end of a ring: copies frames out, and knows exactly what it did not see.
+"""The ring reader: copies frames out and counts exactly those it did not see.
 
-A reader never touches the writer. It uses `pread`, not a mapping: a file that shrinks under a
-mapping kills the reader with SIGBUS, a short read is only a short read. It can be stopped for an
-hour; when it comes back and the writer has lapped it, it goes on at the oldest keyframe that is
-still whole. Whatever was passed over, for this or any other reason, is counted by the sequence
-number of the next whole frame: frames are numbered without gaps.
+A reader never modifies the ring. It uses `pread` instead of a mapping: a file that shrinks under a
+mapping kills the reader with SIGBUS, whereas a short read is harmless. It may pause for an hour;
+if the writer has lapped it meanwhile, it resumes at the oldest intact keyframe. The sequence number
+of the next whole frame counts whatever was skipped for any reason: frames are numbered without
+gaps.
 
-The writer states its head every 100 ms only. Beyond that a frame is one if it is whole and numbered
-above all that the header counts: what an earlier lap left there has lower numbers.
+The writer publishes its head only every 100 ms. Beyond the head, a frame is valid if it is whole
+and numbered above all that the header counts: frames of an earlier lap have lower numbers.
 
-Nothing in the file is believed: the words of the header only say where to look, the checksum of a
-frame says whether it is one.
+No content of the file is trusted: the header's words only say where to read, and the checksum
+decides whether bytes are a frame.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from inferscope.ring import layout
 from inferscope.ring.access import why_closed
 
 READ_BYTES = 2 * layout.MAX_PAYLOAD_BYTES
-"""Of one copy; more than the largest frame, so that every copy holds a whole one."""
+"""Bytes per copy, more than the largest frame, so that every copy holds a whole one."""
 _LAP_MARGIN = 16
-"""A lapped reader resumes at least 1/16 of the ring ahead of the writer, or it is lapped again."""
+"""Inverse of the ring's part that a lapped reader resumes ahead of the writer."""
 _RESTATED_NS = 15_000_000_000
-"""Keyframes are ten seconds apart at most; a busy machine may be late."""
+"""Longest age of a keyframe in nanoseconds: ten seconds, plus delays of a busy machine."""
 _TAIL_BYTES = 4096
-"""Size of the first copy beyond the head that is stated."""
+"""Bytes of the first copy beyond the published head."""
 _READ_ON_BYTES = 1 << 16
-"""Size of the next copies, where frames fill the first."""
+"""Bytes of each further copy, if frames fill the first."""
 _ZEROS = bytes(4096)
 _MOST_ROUNDS = 320
 """Largest number of mebibytes that one call searches; a header can state any capacity."""
 _MOST_CHECKED = 8
-"""A search for the next whole frame checksums at most this many times the bytes it searches."""
+"""Bound on the bytes checksummed per byte searched for the next whole frame."""
 
 _WORDS = struct.Struct("<6Q")
 _FRAME = layout.FRAME
@@ -49,7 +49,7 @@ _LARGEST_FRAME_BYTES = layout.frame_bytes(layout.MAX_PAYLOAD_BYTES)
 
 
 class Frame(NamedTuple):
-    """One record as it stands in a ring."""
+    """One record as stored in a ring."""
 
     sequence: int
     code: int
@@ -57,11 +57,11 @@ class Frame(NamedTuple):
 
 
 _frame = tuple.__new__
-"""Makes a Frame of a tuple: half the time of its own constructor, which is Python code."""
+"""Constructor of a Frame from a tuple, twice as fast as its own, which is Python code."""
 
 
 class Loss(NamedTuple):
-    """Frames that were written and will not be seen."""
+    """Frames that were written but not seen."""
 
     num_frames: int
     reason: str
@@ -69,13 +69,13 @@ class Loss(NamedTuple):
 
 
 class RingReader:
-    """Reads one ring file, from its oldest keyframe on.
+    """A reader of one ring file, starting at its oldest keyframe.
 
     Attributes:
         path: the file.
-        identity: who writes it.
-        format_version: of the writer.
-        skew_ns: what a follower adds to all its times, where the writer's clock is another.
+        identity: process that writes it.
+        format_version: format version of the writer.
+        skew_ns: correction that a follower adds to all its times if the writer's clock differs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class RingReader:
         self.skew_ns = 0
         self._file = -1
         try:
-            # Not blocking: a pipe by that name would wait for a writer forever.
+            # Non-blocking: opening a pipe of that name would wait forever for a writer.
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except PermissionError as error:
             raise UnreadableFile(why_closed(path)) from error
@@ -104,20 +104,20 @@ class RingReader:
         self.identity, self._capacity, self.format_version, self.fold_version = header
         self._position = -1
         self._is_beyond = False
-        """The position is beyond the head that was stated, behind frames that were found there."""
+        """Whether the position is beyond the published head, after frames found there."""
         self._expected: int | None = None
         self._skipped_bytes = 0
         self._reason = "damaged"
         try:
             claim, head, _ = self._bounds()
             if claim <= self._capacity:
-                self._position = self._oldest(claim, head)  # else sought at the first `read`
+                self._position = self._oldest(claim, head)  # without one, the first `read` finds it
         except OSError as error:
             self.close()
             raise UnreadableFile(f"cannot read {path}: {error.strerror}") from error
 
     def words(self) -> tuple[int, int, int, int, int, int]:
-        """Return claim, head, sequence, heartbeat, pending and last keyframe, as stored now."""
+        """Return the current claim, head, sequence, heartbeat, pending and last keyframe."""
         raw = os.pread(self._file, layout.WORDS_END - layout.CLAIM, layout.CLAIM)
         if len(raw) < layout.WORDS_END - layout.CLAIM:
             return 0, 0, 0, 0, 0, layout.NO_KEYFRAME
@@ -125,7 +125,7 @@ class RingReader:
         return words
 
     def heartbeat_ns(self) -> int:
-        """Return when the writer last said that it is alive."""
+        """Return the time of the writer's last heartbeat."""
         return self.words()[3]
 
     def pending_ns(self) -> int:
@@ -133,7 +133,7 @@ class RingReader:
         return self.words()[4]
 
     def skip_to_last_keyframe(self) -> None:
-        """Pass over all but the last seconds; what is passed over is not counted as lost."""
+        """Skip to the last keyframe; skipped frames do not count as lost."""
         claim, head, _ = self._bounds()
         position = self.words()[5]
         lowest = max(self._position, claim - self._capacity)
@@ -141,21 +141,21 @@ class RingReader:
             self._position, self._expected = position, None
 
     def read(self, num_bytes: int = READ_BYTES) -> list[Frame | Loss]:
-        """Copy out what was written since the last call, about so much; empty at the head.
+        """Return the frames written since the last call, about `num_bytes` of them.
 
-        Never raises for what the file contains. Where hundreds of megabytes hold no frame, a call
-        ends before the head, with nothing.
+        The list is empty at the head. The call never raises for the file's content. If hundreds of
+        megabytes hold no frame, it returns an empty list before it reaches the head.
 
         Args:
-            num_bytes: to copy at once; where the next frame is larger, it is copied whole.
+            num_bytes: bytes to copy at once; a larger frame is copied whole.
         """
         out: list[Frame | Loss] = []
-        # One round suffices, but for damage and for a writer that laps this reader as it reads.
+        # One round suffices, except after damage or if the writer laps this reader during the read.
         for _ in range(min(64 + self._capacity // layout.MAX_PAYLOAD_BYTES, _MOST_ROUNDS)):
             claim, head, sequence = self._bounds()
             is_astray = head < self._position and not (self._is_beyond and self._position <= claim)
             if self._position < 0 or is_astray:
-                # The second: the header is damaged, or was. What was seen already is passed over.
+                # The second: the header is or was damaged. Frames already seen are skipped.
                 self._position, self._is_beyond = self._oldest(claim, head), False
             elif claim - self._position > self._capacity:
                 self._resume(self._oldest(claim, head))
@@ -181,14 +181,14 @@ class RingReader:
                 self._skipped_bytes += end - start - len(copied)
             if out:
                 break
-            num_bytes = READ_BYTES  # what comes next is larger, or damaged
+            num_bytes = READ_BYTES  # the next frame is larger, or damaged
         return out
 
     def seek(self, t_ns: int) -> bool:
-        """Begin at the newest keyframe not after a time, or at the oldest there is.
+        """Move to the newest keyframe at or before a time, else to the oldest one.
 
         Returns:
-            False where all records are older: a writer restates itself every ten seconds.
+            Whether records of that time may exist: a writer restates its state every ten seconds.
         """
         claim, head, _ = self._bounds()
         lowest = max(0, claim - self._capacity + self._capacity // _LAP_MARGIN)
@@ -208,22 +208,22 @@ class RingReader:
             os.close(handle)
 
     def reopen(self, other: RingReader) -> None:
-        """Go on where this reader was closed, with the file that another has opened."""
+        """Continue at this reader's position with the file that another reader has opened."""
         self.close()
         self._file, other._file = other._file, -1
 
     def _bounds(self) -> tuple[int, int, int]:
-        """Return claim, head and sequence, made to agree: a damaged word may say anything."""
+        """Return claim, head and sequence, made consistent: a damaged word may hold any value."""
         claim, head, sequence, *_ = self.words()
         head &= ~7
         if head > claim:
-            head = claim  # or the writer stored both while we looked
+            head = claim  # or the writer stored both during the read
         elif claim - head > self._capacity:
             claim = head
         return claim, head, sequence
 
     def _parse(self, copied: bytes, out: list[Frame | Loss], *, is_cut: bool, highest: int) -> int:
-        """Append the whole frames in `copied` and return how far they reach."""
+        """Append the whole frames in `copied` and return the offset of their end."""
         offset = 0
         room = len(copied)
         while offset + _FRAME_BYTES <= room:
@@ -234,9 +234,7 @@ class RingReader:
             if after > room and is_cut and length <= layout.MAX_PAYLOAD_BYTES:
                 return offset  # the copy ends inside this frame: the next one begins with it
             payload = copied[offset + _FRAME_BYTES : offset + _FRAME_BYTES + length]
-            is_whole = (
-                after <= room and sequence > 0
-            )  # without: zeros are a frame by their checksum
+            is_whole = after <= room and sequence > 0  # otherwise zeros would pass the checksum
             if not is_whole or crc != layout.checksum(code, flags, sequence, payload):
                 found = self._next_whole(copied, offset + 8, highest)
                 if found < 0:
@@ -246,7 +244,7 @@ class RingReader:
                     return found
                 offset = found
                 continue
-            if sequence == self._expected:  # as nearly all are
+            if sequence == self._expected:  # the usual case
                 self._expected = sequence + 1
                 self._skipped_bytes = 0
                 self._reason = "damaged"
@@ -257,7 +255,7 @@ class RingReader:
         return offset if is_cut else room
 
     def _read_beyond(self, out: list[Frame | Loss], claim: int, sequence: int, most: int) -> None:
-        """Append the whole frames behind the head that is stated; about `most` bytes."""
+        """Append the whole frames beyond the published head, about `most` bytes."""
         first, capacity = self._position, self._capacity
         end = min(claim, (first // capacity + 1) * capacity)
         needed, num_bytes = 1, min(_TAIL_BYTES, most)
@@ -271,10 +269,10 @@ class RingReader:
             num_bytes = _READ_ON_BYTES
 
     def _parse_beyond(self, copied: bytes, out: list[Frame | Loss], lowest: int) -> int:
-        """Append whole frames numbered from `lowest` on, and move behind them.
+        """Append whole frames numbered from `lowest` on, and move past them.
 
         Returns:
-            how many bytes the next frame needs at least; 0 where there is none.
+            The least number of bytes that the next frame needs; 0 if there is none.
         """
         offset, room = 0, len(copied)
         needed = _FRAME_BYTES
@@ -299,7 +297,7 @@ class RingReader:
         return needed
 
     def _accept(self, frame: Frame, out: list[Frame | Loss]) -> None:
-        """Give out a whole frame, and before it what is missing up to it."""
+        """Append a whole frame, preceded by the loss between it and the last one."""
         expected = self._expected
         if expected is not None:
             if frame.sequence < expected:
@@ -312,10 +310,10 @@ class RingReader:
         out.append(frame)
 
     def _note_tail(self, out: list[Frame | Loss], head: int, sequence: int) -> None:
-        """Count frames that are missing at the head, where no whole frame shows how many.
+        """Append the loss at the head if no whole frame shows its size.
 
-        The header does, if it has not moved on in between; it cannot speak of more frames than fit
-        into what was skipped.
+        The header states it, unless it changed in between. Its number is bounded by the frames that
+        fit into the skipped bytes.
         """
         if not self._skipped_bytes or self._expected is None or self._bounds()[1] != head:
             return
@@ -327,16 +325,16 @@ class RingReader:
         self._skipped_bytes = 0
 
     def _next_whole(self, copied: bytes, offset: int, highest: int) -> int:
-        """Find the next intact frame behind a damaged one; -1 if there is none in this copy."""
+        """Return the offset of the next intact frame after a damaged one, -1 if there is none."""
         lowest = self._expected or 1
         if highest < lowest:
             highest = layout.NO_KEYFRAME  # the header's own number is damaged
         num_checked = 0
-        # Zeros, of a file that was shortened and repaired, are passed over a hundred times faster.
+        # Zeros of a truncated and repaired file are skipped a hundred times faster than frames.
         while copied.startswith(_ZEROS, offset):
             offset += len(_ZEROS) - _FRAME_BYTES
-        # A frame starts on 8 bytes and its number stands 12 behind: from byte 4 on, the numbers are
-        # whole words. Most of what is no frame fails on them, ten times faster than unpacking.
+        # A frame is aligned to 8 bytes and its number is at offset 12: from byte 4 on, the numbers
+        # are whole words. Testing them rejects most garbage ten times faster than unpacking does.
         words = memoryview(copied)[4 : 4 + (len(copied) - 4 & ~7)].cast("Q")
         first = offset // 8 + 1
         for at, sequence in enumerate(words[first:], first):
@@ -351,11 +349,11 @@ class RingReader:
                 return start
             num_checked += length
             if num_checked > _MOST_CHECKED * len(copied):
-                break  # made to keep us busy
+                break  # content made to waste time
         return -1
 
     def _oldest(self, claim: int, head: int) -> int:
-        """Return where reading can begin: the front, or the oldest keyframe not overwritten."""
+        """Return the first readable position: the front, or the oldest keyframe not overwritten."""
         if claim <= self._capacity:
             if self._expected is None:
                 self._expected = 1
@@ -385,7 +383,7 @@ class RingReader:
         return record if isinstance(record, Keyframe) else None
 
     def _resume(self, oldest: int) -> None:
-        """Move a lapped reader to a keyframe; the next frame's number tells what lies between."""
+        """Move a lapped reader to a keyframe; the next frame's number tells the loss between."""
         position = max(oldest, self._position)
         self._skipped_bytes += position - self._position
         self._reason = "lapped"

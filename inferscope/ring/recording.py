@@ -1,11 +1,11 @@
-"""Recording files (`.isr`): frames of all rings of a run, in the order in which they were folded.
+"""Recording files (`.isr`): the frames of all rings of a run, in fold order.
 
     magic, version | block | block | … | index | trailer
     block = BLOCK header, then zlib(frame, frame, …); frame = ring id, type, sequence, payload
 
-A block holds at most a second or a mebibyte and stands on its own: each starts with a marker, so
-that a damaged one costs only itself, wherever it is. The index at the end is a convenience; where
-it is missing (the recorder was killed) the blocks are found by walking them.
+A block holds at most a second or a mebibyte and is self-contained: each starts with a marker, so
+that damage to one costs only that block, wherever it is. The index at the end only speeds up
+reading; if it is missing (the recorder was killed), the reader finds the blocks by scanning.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ BLOCK_NS = 1_000_000_000
 _MAX_BLOCK_BYTES = 8 << 20
 _MAX_INDEX_BYTES = 64 << 20
 _MOST_WASTED = 2
-"""Times the file's size that is read in blocks which prove damaged, before its rest is given up."""
+"""Multiple of the file's size that may be read in damaged blocks before the rest is skipped."""
 _WINDOW_BYTES = 1 << 20
 _LAST_NS = (1 << 63) - 1
 
 
 class RecordedFrame(NamedTuple):
-    """A frame with the ring it came from (0: the reader itself) and its place in time."""
+    """A frame with its ring's number (0: the reader itself) and time."""
 
     ring: int
     code: int
@@ -60,7 +60,7 @@ class RecordedFrame(NamedTuple):
 
 
 class BlockIndex(NamedTuple):
-    """Where a block starts in the file, and the time it spans."""
+    """File offset of a block and the time it spans."""
 
     offset: int
     first_ns: int
@@ -68,17 +68,17 @@ class BlockIndex(NamedTuple):
 
 
 class RecordingWriter:
-    """Writes a recording. A crash loses at most the block being filled."""
+    """A writer of a recording. A crash loses at most the unwritten block."""
 
     def __init__(self, path: Path, *, make: Callable[[Path], int] | None = None) -> None:
-        """Create the file, for its owner alone, and lock it until it is closed.
+        """Create the file, private to its owner, and lock it until it is closed.
 
         Args:
             path: the file.
-            make: creates it instead and returns its handle; then it is not locked.
+            make: function that creates the file and returns its handle; it is then not locked.
 
         Raises:
-            InferScopeError: it cannot be created, or another writer has it, with the reason.
+            InferScopeError: the file cannot be created, or another writer has locked it.
         """
         self.path = path
         try:
@@ -100,12 +100,12 @@ class RecordingWriter:
         self._append(_FILE.pack(MAGIC, FORMAT_VERSION))
 
     def write(self, frame: RecordedFrame) -> None:
-        """Append a frame; frames come in fold order.
+        """Append a frame; callers pass frames in fold order.
 
         Raises:
-            InferScopeError: the file cannot be written, no space say.
+            InferScopeError: the file cannot be written, for example for lack of space.
         """
-        t_ns = min(max(frame.t_ns, -_LAST_NS), _LAST_NS)  # a damaged record may say anything
+        t_ns = min(max(frame.t_ns, -_LAST_NS), _LAST_NS)  # a damaged record may hold any value
         if self._parts and (self._bytes >= BLOCK_BYTES or t_ns - self._first_ns >= BLOCK_NS):
             self.flush()
         if not self._parts:
@@ -116,7 +116,7 @@ class RecordingWriter:
         self._bytes += len(header) + len(frame.payload)
 
     def flush(self) -> None:
-        """Write the block being filled.
+        """Write the unfinished block.
 
         Raises:
             InferScopeError: the file cannot be written.
@@ -135,7 +135,7 @@ class RecordingWriter:
         """Write the last block and the index, and close the file; safe to call twice.
 
         Raises:
-            InferScopeError: the end cannot be written. What was written before can be read.
+            InferScopeError: the end cannot be written; earlier content stays readable.
         """
         if self._handle < 0:
             return
@@ -150,7 +150,7 @@ class RecordingWriter:
             os.close(handle)
 
     def _append(self, content: bytes) -> None:
-        """Write in one go, unbuffered; what a full disk cut short is cut off again."""
+        """Append the content in one unbuffered write; truncate after a partial write."""
         try:
             done = 0
             while done < len(content):
@@ -159,30 +159,31 @@ class RecordingWriter:
             with suppress(OSError):
                 os.ftruncate(self._handle, self._offset)
             raise InferScopeError(
-                f"cannot write {self.path}: {error.strerror}. What was recorded so far is kept."
+                f"cannot write {self.path}: {error.strerror}. "
+                "The recording so far is kept; free some space."
             ) from error
         self._offset += len(content)
 
 
 class RecordingReader:
-    """Reads a recording front to back, past any damage.
+    """A reader of a recording, front to back, past any damage.
 
     Attributes:
-        damaged_blocks: blocks lost so far; grows while `frames` runs.
-        is_newer: written by a later format; what this version does not know is skipped.
+        damaged_blocks: number of blocks lost so far; grows while `frames` runs.
+        is_newer: whether a later format wrote the file; unknown content is skipped.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the file and find its index.
 
         Raises:
-            UnreadableFile: it cannot be opened, is not a recording or several in one file.
+            UnreadableFile: the file cannot be opened, is no recording, or holds several recordings.
         """
         self.path = path
         self.damaged_blocks = 0
         self._wasted_bytes = 0
         try:
-            # Not blocking: a pipe would wait for a writer forever.
+            # Non-blocking: opening a pipe would wait forever for a writer.
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UnreadableFile(f"cannot open {path}: {error.strerror}") from error
@@ -203,12 +204,12 @@ class RecordingReader:
             self.close()
             raise UnreadableFile(
                 f"{path} is several recordings in one file: another begins at byte {second}. "
-                f"Take them apart: head -c {second} FILE, tail -c +{second + 1} FILE."
+                f"Split the file: head -c {second} FILE, tail -c +{second + 1} FILE."
             )
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the recorder got to close the file."""
+        """Return whether the recorder closed the file."""
         return self._rows is not None
 
     def frames(self) -> Iterator[RecordedFrame]:
@@ -217,11 +218,11 @@ class RecordingReader:
             yield from _split(plain)
 
     def index(self) -> list[BlockIndex]:
-        """Return the blocks with the time they span, from the file's index or by reading them."""
+        """Return the blocks and the time they span, from the file's index or by a scan."""
         if self._rows is None:
             num_damaged = self.damaged_blocks
             rows = [block for block, _ in self._blocks()]
-            self.damaged_blocks = num_damaged  # counted by `frames`
+            self.damaged_blocks = num_damaged  # `frames` counts them
             return rows
         return list(self._rows)
 
@@ -232,14 +233,14 @@ class RecordingReader:
             os.close(handle)
 
     def _read(self, offset: int, num_bytes: int) -> bytes:
-        """Read at a place; less at the end of the file, nothing where it cannot be read."""
+        """Return the bytes at an offset; fewer at the end of the file, none if it is unreadable."""
         try:
             return os.pread(self._handle, num_bytes, offset)
         except OSError:
             return b""
 
     def _find_index(self, file_bytes: int) -> list[BlockIndex] | None:
-        """Return the index if the recorder got to write one, and it is intact."""
+        """Return the index if it was written and is intact, else None."""
         raw = self._read(max(0, file_bytes - _TRAILER.size), _TRAILER.size)
         if len(raw) < _TRAILER.size:
             return None
@@ -249,12 +250,12 @@ class RecordingReader:
             return None
         header = self._read(offset, _BLOCK.size)
         if not self._is_index(header, offset) or _BLOCK.unpack(header)[1] != length:
-            return None  # it is another recording's, in front of this one
+            return None  # it belongs to another recording before this one
         body = self._read(offset + _BLOCK.size, length)
         return [BlockIndex(*row) for row in _INDEX_ROW.iter_unpack(body)]
 
     def _is_index(self, header: bytes, offset: int) -> bool:
-        """Tell whether an intact index stands here."""
+        """Return whether an intact index starts here."""
         if len(header) < _BLOCK.size or not header.startswith(_INDEX_MARKER):
             return False
         length, expected = struct.unpack_from("<II", header, len(_MARKER))
@@ -269,9 +270,9 @@ class RecordingReader:
         return False
 
     def _second_start(self) -> int:
-        """Return where another recording begins in this file, -1 for nowhere.
+        """Return the offset of another recording in this file, -1 if there is none.
 
-        Only the headers of blocks are read; behind damage, all up to the next marker.
+        Only the headers of blocks are read; after damage, everything up to the next marker.
         """
         offset = _FILE.size
         while header := self._read(offset, _BLOCK.size):
@@ -292,13 +293,13 @@ class RecordingReader:
         return -1
 
     def _is_boundary(self, offset: int) -> bool:
-        """Return whether a block, a recording or the end of the file is here."""
+        """Return whether a block, a recording or the end of the file is at an offset."""
         return offset == self._file_bytes or bool(
             _START_OR_MARKER.match(self._read(offset, _START_BYTES))
         )
 
     def _blocks(self) -> Iterator[tuple[BlockIndex, bytes]]:
-        """Yield the intact blocks with their content, past whatever is damaged."""
+        """Yield the intact blocks with their content; skip damage."""
         offset = _FILE.size
         self._wasted_bytes = 0
         while True:
@@ -318,14 +319,14 @@ class RecordingReader:
             offset += _BLOCK.size + length
 
     def _content(self, header: bytes, offset: int) -> bytes | None:
-        """Return a block's content, None for what is no intact block."""
+        """Return a block's content, None if the block is damaged."""
         if len(header) < _BLOCK.size or not header.startswith(_MARKER):
             return None
         _, length, expected, plain_length, _, _ = _BLOCK.unpack(header)
         if length > _MAX_BLOCK_BYTES or not 0 < plain_length <= _MAX_BLOCK_BYTES:
             return None
         if self._wasted_bytes > _MOST_WASTED * self._file_bytes:
-            return None  # made to keep us busy: markers in which every block fails
+            return None  # content made to waste time: every marker starts a damaged block
         body = self._read(offset + _BLOCK.size, length)
         if zlib.crc32(header[16:], zlib.crc32(body)) != expected:
             self._wasted_bytes += len(body)
@@ -338,9 +339,9 @@ class RecordingReader:
         return plain if inflating.eof and len(plain) == plain_length else None
 
     def _next(self, pattern: re.Pattern[bytes], start: int) -> int:
-        """Return where the next match of a pattern at or behind `start` is, -1 for nowhere.
+        """Return the offset of a pattern's next match at or after `start`, -1 if none.
 
-        What was read is kept, for the next search often begins in it.
+        The bytes read are cached because the next search often starts in them.
         """
         overlap = _START_BYTES - 1
         while True:

@@ -1,10 +1,10 @@
-"""What must be added to a ring's times to have them by its reader's clock (`clock_skew`).
+"""Corrections of a ring's times to its reader's clock (`clock_skew`).
 
-A ring states both clocks side by side, in its header and in every keyframe (`Clock`).
-Their distance differs from the reader's in another namespace, but also where the wall clock was set
-or the machine slept between the two readings. So of a process that runs, its heartbeat decides: by
-which of the two clocks it is recent. Of one that has ended, the other rings of its engine do: by
-their pairs of the same age.
+A ring states pairs of both clocks in its header and in every keyframe (`Clock`). Their difference
+deviates from the reader's in another time namespace, but also if the wall clock was set or the
+machine slept between the two readings. For a running process the heartbeat decides: the clock by
+which it is recent. For an ended process the other rings of its engine decide, by their pairs of the
+same age.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from inferscope.records import Clock, Record, UnknownRecord, decode
 from inferscope.ring.reader import Frame, RingReader
 
 _RECENT_NS = 5_000_000_000
-"""Age of the oldest heartbeat of a process that runs; probes beat every 100 ms."""
+"""Largest age in nanoseconds of a running process's heartbeat; probes beat every 100 ms."""
 _LARGEST_NS = 1 << 61
-"""Clocks of one machine are not decades apart: a skew beyond that is of damaged records."""
+"""Largest plausible skew in nanoseconds: beyond decades, the records are damaged."""
 _COPY_BYTES, _NUM_COPIES = 1 << 18, 8
-"""Copies of a ring to read until a keyframe's `Clock`, which stands behind all its requests."""
+"""Bytes and number of copies to read until a keyframe's `Clock`, which follows its requests."""
 
 
 def offsets_of(reader: RingReader) -> Offsets:
-    """Return a ring's offsets when it was made and in its newest keyframe."""
+    """Return a ring's offsets at its creation and in its newest keyframe."""
     me, last = reader.identity, _last_clock(reader)
     first_ns = me.start_real_ns - me.start_ns
     if last is None:
@@ -36,12 +36,12 @@ def offsets_of(reader: RingReader) -> Offsets:
 
 
 class Here(NamedTuple):
-    """The clocks of the process that reads."""
+    """The clocks of the reading process."""
 
     boot_id: str
     now_ns: int
     offset_ns: int
-    """Wall clock less monotonic clock."""
+    """Wall clock minus monotonic clock, in nanoseconds."""
 
 
 def read_here(
@@ -49,7 +49,7 @@ def read_here(
     monotonic_ns: Callable[[], int] = time.monotonic_ns,
     real_ns: Callable[[], int] = time.time_ns,
 ) -> Here:
-    """Read both clocks, a few times, and return the tightest pair."""
+    """Read both clocks a few times and return the tightest pair."""
     readings = []
     for _ in range(3):
         before_ns, wall_ns, after_ns = monotonic_ns(), real_ns(), monotonic_ns()
@@ -59,11 +59,11 @@ def read_here(
 
 
 def running_skew_ns(reader: RingReader, here: Here) -> int | None:
-    """Return what to add to the times of a running process to have them by the reader's clock.
+    """Return the nanoseconds to add to a running process's times to get the reader's clock.
 
     Returns:
-        0 where it has the same clock; None where its process has ended, or is on another kernel.
-        Of one that has ended in what is the future here, the clocks' distance is all there is.
+        0 if the clocks are the same; None if the process has ended, or is on another kernel.
+        For an ended process with future times, only the difference of the clocks is known.
     """
     identity, here_ns = reader.identity, here.offset_ns
     if identity.boot_id != here.boot_id:
@@ -84,14 +84,14 @@ def running_skew_ns(reader: RingReader, here: Here) -> int | None:
 
 
 def ended_skew_ns(reader: RingReader, others: Iterable[RingReader]) -> int:
-    """Return what to add to the times of a process that has ended, by rings of its engine.
+    """Return the nanoseconds to add to an ended process's times, from its engine's rings.
 
     Args:
-        reader: of its ring.
-        others: of its engine, with their `skew_ns`; the first on its kernel that tells counts.
+        reader: the ring of the process.
+        others: rings of its engine, with `skew_ns` set; the first usable one on its kernel counts.
 
     Returns:
-        0 as well where none tells.
+        The correction, 0 if no ring determines it.
     """
     me = reader.identity
     for other in others:
@@ -111,10 +111,10 @@ def _possible(skew_ns: int) -> int:
 
 
 def _last_clock(reader: RingReader) -> Clock | None:
-    """Return the `Clock` of a ring's last keyframe, if it can be read."""
+    """Return the `Clock` of a ring's last keyframe, None if it cannot be read."""
     try:
         again = RingReader(reader.path)
-    except UnreadableFile:  # it was taken away meanwhile
+    except UnreadableFile:  # the file was removed meanwhile
         return None
     try:
         again.skip_to_last_keyframe()

@@ -1,13 +1,13 @@
-"""The writing end of a ring: one preallocated file, one writer, one system call per record.
+"""The ring writer: one preallocated file, one writer, one system call per record.
 
-A record is one `pwrite` of its frame. The header's words follow every 100 ms (`beat`), at each
-keyframe and before old frames are overwritten; readers look for frames beyond the head that they
-state. The file is not mapped: shortening a mapped file (`: > file`, logrotate's copytruncate) kills
-every process that has it mapped with SIGBUS. A write that fails costs its record alone, and
-`inspect` repairs a file that was shortened.
+A record is one `pwrite` of its frame. The header's words are written every 100 ms (`beat`), at each
+keyframe and before old frames are overwritten; readers look for frames beyond the published head.
+The file is not mapped: truncating a mapped file (`: > file`, logrotate's copytruncate) kills every
+process that maps it with SIGBUS. A failed write costs only its record, and `inspect` repairs a
+truncated file.
 
-As long as the file is open its writer holds an `flock` on it, which a SIGKILL releases: a process
-that is stopped cannot be mistaken for a dead one.
+While the file is open, its writer holds an `flock` on it, which SIGKILL releases: a stopped process
+cannot be mistaken for a dead one.
 """
 
 from __future__ import annotations
@@ -42,48 +42,48 @@ _FRAME = layout.FRAME
 _pack_frame = _FRAME.pack
 _ALL_WORDS = struct.Struct("<6Q")
 _NO_CLAIM = struct.Struct("<4Q")
-"""Head, sequence, heartbeat, pending: the words that may be written beside the writer's thread."""
+"""Head, sequence, heartbeat, pending: the words written outside the writer's thread."""
 _NOT_ENOUGH_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _CLOSE_PATIENCE_S = 0.2
 _MOST_BEATS = 4
 _CLAIMS_PER_LAP = 64
-"""The claim is this part of the ring ahead of the head, so that it is written that seldom."""
+"""Number of claims per lap: each announces this fraction of the ring ahead of the head."""
 _HIGH_HANDLE = 512
-"""A host that closes a descriptor of ours by mistake gets the lowest free number for its next file,
-which our records must not go to."""
+"""Lowest preferred descriptor. A host that closes our descriptor by mistake gets the lowest free
+number for its next file, which must not receive our records."""
 _REPAIR_BYTES = 1 << 20
-"""Allocated at once in a repair: the file system may hold up the writer's thread meanwhile."""
+"""Bytes allocated per call in a repair: the file system may block the writer's thread meanwhile."""
 
 
 class NoRoom(RingUnavailable):
-    """There is not enough space for a ring of this capacity; a smaller one may do."""
+    """Too little space for a ring of this capacity; a smaller one may fit."""
 
 
 class RingWriter:
-    """Writes frames into a ring file. Not thread-safe: the probe's lock stands around it.
+    """A writer of frames into a ring file. Not thread-safe: the probe's lock guards it.
 
     Attributes:
         path: the file.
         capacity: bytes for frames.
-        largest_bytes: of a payload.
-        sequence: frames written so far, fillers not counted, refused and failed ones counted.
+        largest_bytes: largest size of a payload.
+        sequence: number of frames so far, including refused and failed ones but not fillers.
         last_keyframe: position of the newest keyframe, -1 before the first.
-        bytes_since_keyframe: a keyframe is due before this reaches the capacity.
-        num_failed: frames that could not be written.
-        failure: why the last one could not; empty while writes succeed.
-        is_remote: on a network or FUSE file system, where a write may take long.
+        bytes_since_keyframe: bytes since; a keyframe is due before they reach the capacity.
+        num_failed: number of frames that could not be written.
+        failure: reason of the last failure; empty while writes succeed.
+        is_remote: whether the file system is a network or FUSE one, where writes may be slow.
     """
 
     def __init__(
         self, path: Path, identity: Identity, *, capacity: int, group_id: int | None = None
     ) -> None:
-        """Make the ring file; the folder must exist. `group_id` may read it too.
+        """Create the ring file in an existing folder; `group_id` may read it too.
 
         Raises:
             FileExistsError: another writer has this name.
-            NoRoom: there is no space for this capacity.
-            RingUnavailable: it cannot be made here, with the reason.
+            NoRoom: there is too little space for this capacity.
+            RingUnavailable: the file cannot be created; the message says why.
         """
         self.path = path
         self.capacity = capacity = max(layout.MIN_CAPACITY, capacity & ~4095)
@@ -105,8 +105,9 @@ class RingWriter:
         """Position, frame and flags of the frame that `write` is writing."""
         self._header = header = bytearray(layout.pack_header(identity, capacity))
         header[layout.CLAIM : layout.WORDS_END] = self._words(0)
-        # Made under another name and renamed, so that no reader sees a half-made ring. Whoever
-        # holds the other name holds this one: two writers cannot both find it free.
+        # Created under another name and renamed, so that no reader sees a half-made ring. The
+        # holder of the temporary name also owns the final one: two writers cannot both find it
+        # free.
         partial = path.with_name(path.name + ".partial")
         try:
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -117,7 +118,7 @@ class RingWriter:
         try:
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            with suppress(OSError):  # a file system without locks: the heartbeat has to do
+            with suppress(OSError):  # without locks, the heartbeat alone decides
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if group_id is not None:
                 os.fchown(handle, -1, group_id)
@@ -140,9 +141,9 @@ class RingWriter:
             self._pwrite = until_slow()
         self._is_closing = False
         self._in_use = threading.RLock()
-        """Held by all uses of the descriptor but `write`, which the probe's lock guards.
+        """Lock of all uses of the descriptor except `write`, which the probe's lock guards.
 
-        A finaliser that runs within a use may close the writer: then that use closes the file."""
+        A finalizer that runs within a use may close the writer; that use then closes the file."""
         self._unclosed = -1
         self._file = with_high_number(handle)
         status = os.fstat(self._file)
@@ -152,8 +153,8 @@ class RingWriter:
         """Append a frame, overwriting the oldest ones.
 
         Returns:
-            False for a payload larger than `largest_bytes`, and where the file cannot be written.
-            Its sequence number is used up, so that readers count it among what they miss.
+            Whether the frame was written. Without that (the payload exceeds `largest_bytes`, or the
+            file cannot be written) its sequence number is used up, so that readers count the loss.
         """
         if self._unfinished is not None:
             self._finish(*self._unfinished)
@@ -171,7 +172,7 @@ class RingWriter:
         if position + size > self._claim and not self._claim_to(position + size):
             return self._fail()
         sequence = self.sequence + 1
-        # `layout.checksum`, without the call: 0.2 µs of 1.2, several when it is not in the cache.
+        # `layout.checksum`, inlined: the call costs 0.2 of 1.2 µs, and more on a cache miss.
         number = sequence * 2_654_435_761 ^ (sequence >> 32) * 40_503
         seed = (number ^ code << 16 ^ flags ^ length << 7) & 0xFFFFFFFF
         frame = _pack_frame(length, code, flags, _crc32(payload, seed), sequence) + payload
@@ -180,7 +181,7 @@ class RingWriter:
             not self._put_again(frame, _PAGE + place)
         ):
             return self._fail()
-        # In this order: `beat`, on another thread, reads them in the reverse one.
+        # In this order: `beat`, on another thread, reads them in reverse.
         self._head = position + size
         self.sequence = sequence
         if self.failure:
@@ -196,16 +197,16 @@ class RingWriter:
 
     @property
     def next_sequence(self) -> int:
-        """Return the number of the next frame; one that was interrupted is completed before it."""
+        """Return the number of the next frame, after completion of an interrupted one."""
         return self.sequence + (1 if self._unfinished is None else 2)
 
     @property
     def wants_keyframe(self) -> bool:
-        """Return whether a keyframe is due: for what was written since, or after a repair."""
+        """Return whether a keyframe is due, after enough bytes or a repair."""
         return self.bytes_since_keyframe * 4 > self.capacity
 
     def beat(self, now_ns: int) -> None:
-        """Write the time of the heartbeat, and the words that `write` leaves; 0: it is closed."""
+        """Write the heartbeat time and the words left by `write`; 0 marks the ring closed."""
         is_last, heartbeat_ns = now_ns <= 0, max(0, now_ns)
         if not self._in_use.acquire(timeout=_CLOSE_PATIENCE_S if is_last else 0):
             return
@@ -214,9 +215,9 @@ class RingWriter:
                 return
             self._is_closing, self._heartbeat = is_last, heartbeat_ns
             handle, written = self._file, None
-            # Again where another thread, or a finaliser of this one, published newer words between
-            # the look at them and the write, which has overwritten those.
-            for _ in range(_MOST_BEATS):  # a network disk is slower than the engine
+            # Repeated if another thread, or a finalizer of this one, published newer words between
+            # their reading and this write, which has overwritten them.
+            for _ in range(_MOST_BEATS):  # bounded: a network disk is slower than the engine
                 words = self._beating_words()
                 if words == written:
                     break
@@ -226,13 +227,13 @@ class RingWriter:
             self._leave()
 
     def _beating_words(self) -> tuple[int, int, int, int]:
-        sequence = self.sequence  # first: the head then covers it
+        sequence = self.sequence  # first: so that the head covers it
         return self._head, sequence, self._heartbeat, self._pending
 
     def set_pending(self, start_ns: int) -> None:
-        """Publish the start of the oldest step without a span; 0 when there is none.
+        """Publish the start of the oldest step without a span; 0 if there is none.
 
-        None is published by the next `beat`: until then readers wait for what they have already.
+        The next `beat` publishes a 0: until then readers wait for frames they already have.
         """
         if start_ns == self._pending:
             return
@@ -240,11 +241,11 @@ class RingWriter:
         if start_ns:
             word, lock = layout.WORD.pack(start_ns), self._in_use
             if lock._is_owned():  # type: ignore[attr-defined]
-                # By a use around this one, which is interrupted, and closes the file at its end.
+                # An interrupted outer use owns the lock and closes the file at its end.
                 self._pwrite(self._file, word, layout.WORD.size, layout.PENDING)
                 return
-            # A signal handler may raise right behind any call, so no note of the acquisition is
-            # sure to be made. Its result is not needed: only the owner can release the lock.
+            # A signal handler may raise directly after any call, so the acquisition cannot be
+            # recorded reliably. Its result is not needed: only the owner can release the lock.
             try:
                 # The log's lock is not held: `close` leaves the descriptor to this use.
                 lock.acquire(blocking=False)
@@ -258,28 +259,28 @@ class RingWriter:
                     self._leave()
 
     def inspect(self) -> str:
-        """Repair a file that was shortened or overwritten; from a thread beside the writer's.
+        """Repair a truncated or overwritten file; called on the probe's own thread.
 
-        After a repair a keyframe is due, by `bytes_since_keyframe`.
+        A repair makes a keyframe due, through `bytes_since_keyframe`.
 
         Returns:
-            A line for the log where something has happened to the file, else nothing.
+            A line for the log if the file was changed, else an empty string.
 
         Raises:
-            RingUnavailable: the descriptor is not the ring's any more, so nothing can be written.
+            RingUnavailable: the descriptor no longer refers to the ring, so it cannot be written.
         """
         if self._file < 0 or not self._in_use.acquire(blocking=False):
             return ""
         try:
             line = self._inspected()
-            return line if self._unclosed < 0 else ""  # closed within: by a finaliser
+            return line if self._unclosed < 0 else ""  # a finalizer closed it
         finally:
             self._leave()
 
     def _inspected(self) -> str:
         handle = self._file
         if not self._is_ours(handle):
-            self._file = -1  # the number is another file's now, or will be
+            self._file = -1  # the number may refer to another file
             raise RingUnavailable(
                 f"its descriptor was closed from outside: nothing more is recorded in {self.path}"
             )
@@ -304,35 +305,35 @@ class RingWriter:
         return self._how_writing_goes()
 
     def forked(self) -> None:
-        """Prepare the writer of a forked child to be closed: no other thread of it uses the file.
+        """Prepare the writer in a forked child for closing: no other thread of the child uses it.
 
-        One of the parent's may have held the lock, and the child does not have that thread.
+        A thread of the parent may have held the lock, and the child lacks that thread.
         """
         self._in_use = threading.RLock()
 
     def close(self) -> None:
-        """Close the file; it stays, as the flight recorder. Safe to call twice."""
+        """Close the file, which stays as the flight recorder. Safe to call twice."""
         if self._file < 0:
             return
         self._unclosed, self._file = self._file, -1
-        # The thread beside the writer's, or this one, may be about to use the number, which the
-        # process gives to the next file that it opens. Then that use closes it.
+        # Another thread or this one may be about to use the descriptor, whose number the process
+        # gives to its next opened file. That use then closes it.
         is_within = self._in_use._is_owned()  # type: ignore[attr-defined]
         if not is_within and self._in_use.acquire(timeout=_CLOSE_PATIENCE_S):
             self._leave()
 
     def _leave(self) -> None:
-        """End a use of the descriptor; close it where `close` was called meanwhile."""
+        """End a use of the descriptor; close it if `close` was called meanwhile."""
         handle, self._unclosed = self._unclosed, -1
         try:
-            with suppressed(OSError):  # the file system's last word; the number is free
+            with suppressed(OSError):  # an error of the file system; the number is free
                 if handle >= 0 and self._is_ours(handle):
                     os.close(handle)
         finally:
             self._in_use.release()
 
     def _is_ours(self, handle: int) -> bool:
-        """Return whether a descriptor is still the ring's; a host may have closed and reused it."""
+        """Return whether a descriptor is still the ring's; a host may close and reuse it."""
         try:
             status = os.fstat(handle)
         except OSError as error:
@@ -341,7 +342,7 @@ class RingWriter:
         return (status.st_dev, status.st_ino) == self._inode
 
     def _words(self, claim: int) -> bytes:
-        """Return the header's words as they should be now."""
+        """Return the header's current words."""
         keyframe = layout.NO_KEYFRAME if self.last_keyframe < 0 else self.last_keyframe
         sequence = self.sequence
         return _ALL_WORDS.pack(
@@ -349,12 +350,12 @@ class RingWriter:
         )
 
     def _put(self, content: bytes, offset: int) -> bool:
-        """Write at a place; return whether all was written."""
+        """Write content at an offset; return whether all of it was written."""
         done = self._pwrite(self._file, content, len(content), offset)
         return done == len(content) or self._put_again(content, offset)
 
     def _put_again(self, content: bytes, offset: int) -> bool:
-        """Write once more, by the function that states the reason where it fails again."""
+        """Write again with `os.pwrite`, which reports the reason if the write fails again."""
         try:
             if os.pwrite(self._file, content, offset) == len(content):
                 return True
@@ -369,7 +370,7 @@ class RingWriter:
         return self._put(self._words(self._claim), layout.CLAIM)
 
     def _claim_to(self, position: int) -> bool:
-        """Announce that frames will be overwritten up to a position and a stride beyond."""
+        """Announce that frames will be overwritten up to one stride beyond a position."""
         claim = position + self._stride
         if position <= self.capacity < claim:
             claim = self.capacity  # nothing is overwritten in the first lap
@@ -379,7 +380,7 @@ class RingWriter:
         return True
 
     def _fill(self, position: int, room: int) -> bool:
-        """Skip to the front of the file; a reader that finds less than a header skips too."""
+        """Fill the rest of the file; a reader that finds less than a header also skips it."""
         if position + room > self._claim and not self._claim_to(position + room):
             return False
         if room >= _FRAME_BYTES:
@@ -390,10 +391,10 @@ class RingWriter:
         return self._publish()
 
     def _finish(self, position: int, frame: bytes, flags: int) -> None:
-        """Write the frame again whose writing an exception of a signal handler has interrupted.
+        """Rewrite a frame whose write an exception of a signal handler has interrupted.
 
-        It may be in the file, and a reader that looks beyond the head may have it: so neither its
-        number nor its place can be another frame's.
+        It may be in the file, and a reader that looks beyond the head may have read it: neither its
+        number nor its place can be reused.
         """
         if not self._put(frame, _PAGE + position % self.capacity):
             self.num_failed += 1
@@ -414,14 +415,14 @@ class RingWriter:
         return False
 
     def _repair(self, num_bytes: int) -> bool:
-        """Restore length, header and words where they are not as written; return whether so."""
+        """Restore damaged length, header and words; return whether anything was restored."""
         claim, whole_bytes = self._claim, _PAGE + self.capacity
         found = os.pread(self._file, layout.WORDS_END, 0)
         is_header = (
             len(found) == layout.WORDS_END
             and found[: layout.FIXED.size] == self._header[: layout.FIXED.size]
         )
-        # The writer may be ahead of what was noted above. `beat` sees to the other words.
+        # The writer may be ahead of the claim read above. `beat` updates the other words.
         if (
             num_bytes >= whole_bytes
             and is_header
@@ -432,22 +433,22 @@ class RingWriter:
         os.pwrite(self._file, self._header[layout.WORDS_END :], layout.WORDS_END)
         os.pwrite(self._file, self._words(self._claim), layout.CLAIM)
         self._repaired_at = self.last_keyframe
-        os.ftruncate(self._file, whole_bytes)  # it is never longer: frames are written below that
+        os.ftruncate(self._file, whole_bytes)  # it is never longer: no frame is written beyond it
         for at in range(0, whole_bytes, _REPAIR_BYTES):
             _preallocate(self._file, at, min(_REPAIR_BYTES, whole_bytes - at))
         return True
 
     def _once(self, line: str) -> str:
-        """Return a line for the log the first time, then nothing."""
+        """Return a log line the first time, then an empty string."""
         if line in self._said:
             return ""
         self._said.add(line)
         return line
 
     def _how_writing_goes(self) -> str:
-        """Return a line when writes begin to fail, and when they succeed again; each once.
+        """Return a line when writes begin to fail and when they succeed again, each once.
 
-        On a disk that is nearly full that changes with every other record. Reports count them all.
+        On a nearly full disk that alternates with every record. Reports count all failures.
         """
         failure = self.failure
         if failure:
@@ -460,7 +461,7 @@ class RingWriter:
 
 def with_high_number(handle: int) -> int:
     """Return the same open file under a high number, at least under the highest free one."""
-    for lowest in range(_HIGH_HANDLE, handle, -1):  # fewer than that where the process may have few
+    for lowest in range(_HIGH_HANDLE, handle, -1):  # lower if the process has a small limit
         with suppress(OSError):
             high = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, lowest)
             os.close(handle)
@@ -476,7 +477,7 @@ def _allocate(handle: int, num_bytes: int) -> None:
 
 
 def _preallocate(handle: int, offset: int, num_bytes: int) -> bool:
-    """Reserve blocks without changing their content; return whether the file system can."""
+    """Reserve blocks without changing their content; return whether the file system supports it."""
     try:
         os.posix_fallocate(handle, offset, num_bytes)
     except OSError as error:
@@ -489,7 +490,7 @@ def _preallocate(handle: int, offset: int, num_bytes: int) -> bool:
 def _cannot_make(path: Path, error: OSError) -> RingUnavailable:
     if error.errno in _NOT_ENOUGH_ROOM:
         return NoRoom(
-            f"cannot make the ring {path}: no space. Free some, set a smaller "
+            f"cannot make the ring {path}: no space left. Free some, set a smaller "
             "INFERSCOPE_RING_MB, or point INFERSCOPE_DIR elsewhere."
         )
     return RingUnavailable(

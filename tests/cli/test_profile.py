@@ -24,10 +24,10 @@ from inferscope.ring.layout import Identity
 from inferscope.ring.profile_request import (
     ProfileBusy,
     answer,
-    ask,
     error_path,
     request_path,
     requested,
+    send_request,
     trace_path,
     withdraw,
 )
@@ -56,28 +56,28 @@ def test_a_running_engine_s_operations_are_told_by_phase(tmp_path: Path) -> None
 @pytest.mark.parametrize("seconds", ["31", "1000"])
 def test_a_long_profile_is_refused(tmp_path: Path, seconds: str) -> None:
     with pytest.raises(BadInput, match="up to 30"):
-        ask(tmp_path / "a.ring", float(seconds))
+        send_request(tmp_path / "a.ring", float(seconds))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_there_is_one_at_a_time_until_it_is_answered(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
-    request = ask(ring, 2.0)
+    request = send_request(ring, 2.0)
     assert requested(ring) == request
     with pytest.raises(ProfileBusy, match="under way"):
-        ask(ring, 2.0)
+        send_request(ring, 2.0)
     answer(ring, request)
     assert requested(ring) is None
-    assert ask(ring, 3.0) == requested(ring)
+    assert send_request(ring, 3.0) == requested(ring)
 
 
 def test_a_request_that_died_with_its_process_is_replaced(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
-    ask(ring, 2.0)
+    send_request(ring, 2.0)
     long_ago = time.time() - 1000
     os.utime(request_path(ring), (long_ago, long_ago))
     assert requested(ring) is None
-    assert ask(ring, 4.0) == requested(ring)
+    assert send_request(ring, 4.0) == requested(ring)
 
 
 def test_a_rank_s_steps_are_its_own_and_their_phases_its_replica_s(
@@ -130,11 +130,11 @@ def test_a_fifo_is_no_request_and_blocks_nothing(tmp_path: Path) -> None:
 
 def test_a_withdrawn_request_is_not_answered(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
-    first = ask(ring, 2.0)
+    first = send_request(ring, 2.0)
     trace_path(ring).write_text("half")
     withdraw(ring, first)
     assert list(tmp_path.iterdir()) == []
-    second = ask(ring, 2.0)
+    second = send_request(ring, 2.0)
     answer(ring, first, error="of the first")
     withdraw(ring, first)
     assert requested(ring) == second
@@ -189,7 +189,7 @@ def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
 def test_the_reason_is_there_before_the_request_is_gone(tmp_path: Path) -> None:
     ring_path = tmp_path / "core-0-1.ring"
     for _ in range(200):
-        request = ask(ring_path, 0.1)
+        request = send_request(ring_path, 0.1)
         answering = threading.Thread(
             target=answer, args=(ring_path, request), kwargs={"error": "why"}
         )
@@ -235,7 +235,7 @@ def test_a_request_that_cannot_be_made_whole_leaves_none_behind(tmp_path: Path) 
     ring = tmp_path / "core-0-1.ring"
     trace_path(ring).mkdir()  # an old answer that cannot be removed
     with pytest.raises(OSError, match=r"trace\.json"):
-        ask(ring, 2.0)
+        send_request(ring, 2.0)
     assert requested(ring) is None
     assert not request_path(ring).exists()
 
@@ -245,7 +245,7 @@ def test_a_process_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     probe = Probe.open(EngineInfo(0, "test"))
     assert probe.path is not None
     monkeypatch.setitem(sys.modules, "torch", None)
-    ask(probe.path, 0.1)
+    send_request(probe.path, 0.1)
     until_s = time.monotonic() + 10
     while request_path(probe.path).exists() and time.monotonic() < until_s:
         time.sleep(0.05)

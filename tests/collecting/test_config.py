@@ -173,8 +173,12 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("pin: {}", 1, "pin is no setting. Did you mean pins?"),
-        ("\npins:\n  folder: x\n  max_md: 3", 4, "pins.max_md is no setting. Did you mean max_mb?"),
+        ("pin: {}", 1, "unknown setting pin. Did you mean pins?"),
+        (
+            "\npins:\n  folder: x\n  max_md: 3",
+            4,
+            "unknown setting pins.max_md. Did you mean max_mb?",
+        ),
         ("pins: {folder: x, zzz: 3}", 1, "There are: folder, max_mb"),
         ("pins: true", 1, "pins is True. Give a section"),
         ("pins: {folder: x, max_mb: lots}", 1, "pins.max_mb is 'lots'. Give a number."),
@@ -196,7 +200,7 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
         ("counters: nvlm", 1, "counters.sources has 'nvlm'. Did you mean nvml?"),
         ("counters: {sources: 3}", 1, "counters.sources is 3. Give a list of: auto, nvml"),
         ("counters: {interval: 100}", 1, "counters.interval is 100. Give a time with its unit"),
-        ("counters: {every: 1s}", 1, "counters.every is no setting. There are: sources"),
+        ("counters: {every: 1s}", 1, "unknown setting counters.every. There are: sources"),
         ("headers: [cookie]", 1, "headers has 'cookie'. There are: tenant, tenant:hash"),
         (
             "headers: tenant, tenant:hash",
@@ -354,7 +358,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"jsonl": {}}, "jsonl writes files"),
         (
             {"prometheus": {"prot": 1}},
-            "exporters.prometheus: prot is no setting. Did you mean port",
+            "exporters.prometheus: unknown setting prot. Did you mean port",
         ),
         ({"prometheus": {"port": "x"}}, "exporters.prometheus: port is 'x'"),
         ({"prometheus": {"port": 65536}}, "port is 65536"),

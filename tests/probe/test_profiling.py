@@ -18,11 +18,11 @@ from inferscope.probe import c_library, profiling, torch_profile
 from inferscope.probe.profiling import Profiling
 from inferscope.ring.profile_request import (
     answer,
-    ask,
     error_path,
     partial_paths,
     request_path,
     requested,
+    send_request,
     trace_path,
     withdraw,
 )
@@ -51,7 +51,7 @@ def test_a_trace_is_a_new_file_whatever_has_its_name(
         partial.symlink_to(precious)
     else:
         partial.write_text("of a killed process", encoding="ascii")
-    ask(ring, 1.0)
+    send_request(ring, 1.0)
     Profiling(ring).look()
     eventually(lambda: not request_path(ring).exists())
     assert trace_path(ring).read_text(encoding="ascii") == TRACE
@@ -89,7 +89,7 @@ def test_a_request_that_a_full_disk_leaves_unanswered_is_not_answered_again(
 def test_a_reason_that_names_a_folder_of_any_bytes_answers_a_request(tmp_path: Path) -> None:
     """A folder's name need not be UTF-8; the request would be answered again and again."""
     ring = tmp_path / "core-0-1.ring"
-    answer(ring, ask(ring, 1.0), error="cannot be written to \udcff")
+    answer(ring, send_request(ring, 1.0), error="cannot be written to \udcff")
     assert not request_path(ring).exists()
     assert error_path(ring).read_text(encoding="utf-8") == "cannot be written to ?"
 
@@ -101,7 +101,7 @@ def test_without_a_thread_for_it_a_request_is_answered_with_the_reason(
         raise RuntimeError("can't start new thread")
 
     ring = tmp_path / "core-0-1.ring"
-    ask(ring, 1.0)
+    send_request(ring, 1.0)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         Profiling(ring).look()
@@ -123,12 +123,12 @@ def test_a_withdrawn_request_s_trace_does_not_answer_the_next_one(
         return Trace()
 
     monkeypatch.setattr(torch_profile, "record", record)
-    first = ask(ring, 1.0)
+    first = send_request(ring, 1.0)
     beside = Profiling(ring)
     beside.look()
     assert is_recording.wait(10)
     withdraw(ring, first)
-    second = ask(ring, 2.0)
+    second = send_request(ring, 2.0)
     may_end.set()
     assert beside._thread is not None
     beside._thread.join(10)
@@ -154,7 +154,7 @@ class Written(Trace):
 
 def answered(ring: Path) -> str:
     """Ask for a profile, wait for the end of its thread and return the error."""
-    ask(ring, 1.0)
+    send_request(ring, 1.0)
     beside = Profiling(ring)
     beside.look()
     assert beside._thread is not None
@@ -470,10 +470,10 @@ import os, sys, threading, time
 from pathlib import Path
 import torch
 from inferscope.probe import profiling, torch_profile
-from inferscope.ring.profile_request import ask, partial_paths
+from inferscope.ring.profile_request import send_request, partial_paths
 torch.set_num_threads(1)
 ring = Path(sys.argv[1])
-ask(ring, 30.0)
+send_request(ring, 30.0)
 beside = profiling.Profiling(ring)
 beside.look()
 print("running", flush=True)
@@ -560,9 +560,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from inferscope.probe import profiling, torch_profile
-from inferscope.ring.profile_request import ask
+from inferscope.ring.profile_request import send_request
 ring = Path(sys.argv[1])
-ask(ring, 5.0)
+send_request(ring, 5.0)
 sys.modules["torch"] = ModuleType("torch")
 """
 
@@ -571,13 +571,13 @@ import gc, sys, time
 from pathlib import Path
 import torch
 from inferscope.probe import c_library, profiling
-from inferscope.ring.profile_request import ask, error_path, trace_path
+from inferscope.ring.profile_request import send_request, error_path, trace_path
 gc.disable()  # as some hosts do
 torch.set_num_threads(1)
 ring = Path(sys.argv[1])
 
 def profiled(times):
-    ask(ring, 30.0)
+    send_request(ring, 30.0)
     beside = profiling.Profiling(ring)
     beside.look()
     matrix = torch.ones(4, 4)
@@ -596,7 +596,7 @@ for _ in range(2):
     assert profiled(20_000) == "RuntimeError: enough"
     print(growth.num_bytes() >> 20)
 growth = c_library.Growth()
-ask(ring, 0.05)
+send_request(ring, 0.05)
 beside = profiling.Profiling(ring)
 beside.look()
 matrix = torch.ones(4, 4)

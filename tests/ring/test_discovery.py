@@ -243,7 +243,7 @@ def test_a_heartbeat_from_the_future_or_another_boot_is_no_life(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
-def test_a_folder_or_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_folder_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     mine.mkdir()
     theirs.mkdir(mode=0o700)

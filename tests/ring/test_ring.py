@@ -167,7 +167,7 @@ def test_a_lapped_reader_without_a_keyframe_goes_on_at_the_head_and_still_counts
     assert everything(reader) == [Frame(3001, 7, b"next")]
 
 
-def test_a_reader_who_comes_late_begins_at_the_oldest_whole_keyframe(tmp_path: Path) -> None:
+def test_late_reader_begins_at_the_oldest_whole_keyframe(tmp_path: Path) -> None:
     ring = make_ring(tmp_path)
     fill(ring, 5000)
     found = everything(RingReader(ring.path))
