@@ -1,4 +1,4 @@
-"""A step of the real engine, run again and again with parts of its batch: what each would cost.
+"""Runs of a real engine's step with subsets of its batch: the cost of every coalition.
 
 A `Scene` is a step with its requests' keys and values in the pool. Any coalition of them can be run
 as a step of its own, through the engine's own runner. Running one changes nothing that the next one
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """One request's part of a step: `num_tokens` tokens after `context` computed ones."""
+    """One request's slice of a step: `num_tokens` tokens after `context` computed ones."""
 
     num_tokens: int
     context: int
@@ -41,13 +41,13 @@ class Part:
 
 @dataclass(frozen=True)
 class StepShape:
-    """A step to be taken apart.
+    """A step to be measured by coalitions.
 
     Attributes:
-        chunks: of prompts.
-        decodes: one token each.
-        is_pooled: the decodes' contexts are so much alike that any k of them cost what any other k
-            do, so only their number is varied.
+        chunks: slices of prompts.
+        decodes: slices of one token each.
+        is_pooled: whether the decodes' contexts are so similar that any k of them cost the same;
+            then only their number varies.
     """
 
     chunks: tuple[Part, ...]
@@ -56,27 +56,27 @@ class StepShape:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All, in the order by which coalitions number them: chunks first."""
+        """All slices, in the order by which coalitions number them: chunks first."""
         return self.chunks + self.decodes
 
 
 SETTLING_STEPS = 3
-"""By when most of what a processor's caches had lost is back."""
+"""Number of steps after which most of a processor's cache content is restored."""
 
 Work: TypeAlias = Callable[[], Tensor]
 Stopwatch: TypeAlias = Callable[[Work], tuple[Tensor, int]]
-"""Does work; returns its result and how many ns it took."""
+"""Function that runs work and returns its result and its duration in nanoseconds."""
 
 
 def thread_time(work: Work) -> tuple[Tensor, int]:
-    """Time by this thread's processor time: another process on its core does not count."""
+    """Time work by this thread's processor time, which excludes other processes on its core."""
     began_ns = time.thread_time_ns()
     tokens = work()
     return tokens, time.thread_time_ns() - began_ns
 
 
 class Scene:
-    """A step's requests, ready to be run in any company."""
+    """A step's requests, ready to run as any coalition."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class Scene:
         stopwatch: Stopwatch = thread_time,
         settling_steps: int = SETTLING_STEPS,
     ) -> None:
-        """Take blocks and compute what precedes the step.
+        """Allocate blocks and compute the contexts before the step.
 
         Args:
-            engine: idle: all sequence slots and blocks are free, in the order that traffic left.
-            runner: the engine's.
-            shape: of the step.
-            draw: of the prompts.
-            stopwatch: times a step. The default is right where one thread computes it all.
-            settling_steps: decodes before each run, for `settle`.
+            engine: idle engine: all sequence slots and blocks are free, in the order that traffic left.
+            runner: the engine's runner.
+            shape: the step's slices.
+            draw: generator of the prompts.
+            stopwatch: timer of a step. The default suits steps computed by one thread.
+            settling_steps: decode steps before each run, for `settle`.
         """
         self._pool, self._runner = engine.pool, runner
         self._stopwatch, self._settling_steps = stopwatch, settling_steps
@@ -119,16 +119,16 @@ class Scene:
             self._compute_context(self._slices[-1], engine.options.token_budget)
 
     def sample(self, members: Sequence[int]) -> tuple[list[int], int]:
-        """Run a step of some requests; return the sampled tokens and how many ns it took.
+        """Run a step of some requests; return the sampled tokens and its nanoseconds.
 
-        As a probe times it: what precedes the first launch is left out.
+        As in a probe, the time before the first launch is excluded.
         """
         batch = self._runner.prepare(_plan([self._slices[at] for at in members]))
         tokens, took_ns = self._stopwatch(lambda: self._runner.execute(batch))
         return tokens.tolist(), took_ns
 
     def settle(self, members: Sequence[int]) -> None:
-        """Run what a server of these requests alone has run just before: steps of its decodes.
+        """Run steps of these requests' decodes, as a server would have run just before.
 
         A step takes longer after steps of other sizes than after its like (one decode, built-in
         model: 1.3 ms for 1.0), as code and data for its size are out of the caches. In served
@@ -142,7 +142,7 @@ class Scene:
                 self._runner.execute(batch)
 
     def close(self) -> None:
-        """Give the blocks back."""
+        """Release the blocks."""
         for part in self._slices:
             self._pool.release(part.request.blocks)
 
@@ -163,12 +163,12 @@ def _plan(slices: list[Slice], admitted: Sequence[Request] = ()) -> Plan:
 
 @dataclass(frozen=True)
 class Coalitions:
-    """The coalitions of a step that are run.
+    """The measured coalitions of a step.
 
     Attributes:
-        members: of each; the first is nobody, the last everybody.
-        decodes_at: [measured], how many decodes there are, where these are pooled: `members` is
-            then, for each set of chunks, one coalition for each of these numbers.
+        members: requests of each coalition; the first is empty, the last is the whole batch.
+        decodes_at: [measured], numbers of pooled decodes; `members` then has, for each set of
+            chunks, one coalition per number.
     """
 
     members: list[list[int]]
@@ -176,11 +176,11 @@ class Coalitions:
 
 
 def coalitions(shape: StepShape, most_gap: float) -> Coalitions:
-    """Choose the coalitions of a step: all, or with pooled decodes, a ladder of their numbers.
+    """Return the coalitions of a step: all, or with pooled decodes a ladder of their numbers.
 
     Args:
-        shape: of the step.
-        most_gap: between the ladder's rungs, as a factor.
+        shape: the step's slices.
+        most_gap: largest factor between the ladder's rungs.
     """
     num_chunks, num = len(shape.chunks), len(shape.parts)
     if not shape.is_pooled:
@@ -195,7 +195,7 @@ def coalitions(shape: StepShape, most_gap: float) -> Coalitions:
 
 
 def ladder(num: int, most_gap: float) -> list[int]:
-    """Return numbers from 0 to `num`, each at most a factor beyond the one before it."""
+    """Return numbers from 0 to `num`, each at most `most_gap` times the one before it."""
     rungs = [0]
     while rungs[-1] < num:
         rungs.append(min(num, max(rungs[-1] + 1, int(rungs[-1] * most_gap))))
@@ -208,12 +208,12 @@ def _members(subset: int, num: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Every run of a step's coalitions, in the order in which they were made.
+    """All runs of a step's coalitions, in run order.
 
     Attributes:
-        coalition: [runs], by number.
-        round: [runs]; in each round every coalition but that of nobody is run once.
-        took_ns: [runs].
+        coalition: [runs], number of the coalition.
+        round: [runs]; each round runs every coalition except the empty one once.
+        took_ns: [runs], durations.
     """
 
     coalition: Ints
@@ -234,18 +234,18 @@ def measure(
     draw: random.Random,
     until_s: float = math.inf,
 ) -> Runs:
-    """Run every coalition many times, each round in an order of its own.
+    """Run every coalition many times, each round in its own random order.
 
     Args:
-        scene: of the step.
-        members: of each coalition, nobody first, everybody last.
-        repeats: rounds.
-        draw: of the orders.
-        until_s: on the monotonic clock; no round begins later, but for two, of which halves are.
+        scene: the step's requests.
+        members: requests of each coalition, empty first, whole batch last.
+        repeats: number of rounds.
+        draw: generator of the orders.
+        until_s: end on the monotonic clock; no round starts later, except two for the halves.
 
     Raises:
-        AssertionError: the last coalition does not always sample the same tokens, so running the
-            others has changed what it reads.
+        AssertionError: the last coalition does not always sample the same tokens, so the other
+            runs changed what it reads.
     """
     everybody = len(members) - 1
     runs = []
@@ -268,16 +268,16 @@ def measure(
 
 
 _WINDOW = 4
-"""Runs before and after one that tell how fast the machine was."""
+"""Number of runs before and after one that estimate the machine's speed."""
 _ROUNDS_OF_FITTING = 6
 
 
 def costs_ns(runs: Runs) -> Floats:
-    """Return what each coalition costs, nobody first: [coalitions].
+    """Return the cost of each coalition, the empty one first: [coalitions].
 
-    What else runs on a machine slows it down for seconds at a time, and so all coalitions alike. A
-    run is therefore corrected by how slow its neighbours in time were, each by its own measure; the
-    coalition's cost is the median of its corrected runs.
+    Other load slows a machine for seconds at a time, and all coalitions alike. Each run is
+    therefore corrected by the slowdown of its neighbors in time. A coalition's cost is the median
+    of its corrected runs.
     """
     log = np.log(runs.took_ns)
     num = int(runs.coalition.max()) + 1
@@ -292,7 +292,7 @@ def costs_ns(runs: Runs) -> Floats:
 
 
 def _neighbours(values: Floats) -> Floats:
-    """Return the median of each value's neighbours, itself left out."""
+    """Return the median of each value's neighbors, excluding the value."""
     padded = np.pad(values, _WINDOW, constant_values=np.nan)
     beside = [at for at in range(2 * _WINDOW + 1) if at != _WINDOW]
     around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1)[:, beside]

@@ -1,4 +1,4 @@
-"""Hours of traffic with at most one incident each, drawn by a seed: for `alert_trust.py`.
+"""Random hours of traffic with at most one incident each, for `alert_trust.py`.
 
 A scenario is a log of requests, of one model on some engines, and what a collector that looks at it
 says. From the log it is known to the second what was bad when; Prometheus sees scrapes of counters.
@@ -23,50 +23,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
-"""Seconds since the scenario began, in order."""
+"""Seconds since the scenario's start, in order."""
 Kind = Literal["quiet", "breach", "overload", "kill", "hang", "unseen", "livelock"]
 KINDS: tuple[Kind, ...] = ("quiet", "breach", "overload", "kill", "hang", "unseen", "livelock")
 
 HOUR_S = 3600.0
 TTFT_S = 0.5
-"""The objective's threshold."""
+"""Threshold of the objective, in seconds."""
 SETTLE_S, LOST_S, FOLD_S = 0.5, 5.0, 1.0
-"""Until a request is bad, after its deadline; until a death is known; until a look is told."""
+"""Seconds from a deadline to a bad request, to detection of a loss, and to a snapshot."""
 STEPS_PER_S = 25.0
 RESTART_S = 60.0
-"""From an engine's death until another is there."""
+"""Seconds from an engine's crash to its replacement."""
 _RATES_S = (0.02, 0.1, 0.3, 1.0, 5.0, 20.0)
 _BUSY_RATES_S = (0.3, 1.0, 5.0, 20.0)
 _MINUTES = (5.0, 10.0, 20.0, 45.0, 90.0)
 _LIT_S, _TAIL_S = 300.0, 1.5 * HOUR_S
 _UNEVEN = 0.2
-"""Deviation of the rate of five minutes, relative."""
+"""Relative deviation of the five-minute rates."""
 
 
 @dataclass
 class Engine:
-    """One engine's log, which is what happened and not what was seen of it."""
+    """One engine's log of actual events, independent of their observation."""
 
     name: str
     born_s: float
     dead_s: float
     start_s: Times
-    """Of requests; `end_s` belongs to it, so it is in no order of its own."""
+    """Start times of the requests; `end_s` matches it and is thus unordered."""
     end_s: Times
     hung_s: tuple[float, float] | None = None
     stuck_s: tuple[float, float] | None = None
-    """Interval in which it admits nothing."""
+    """Interval without admissions."""
     admitted_s: Times | None = None
-    """Admissions of the requests in `start_s`; None where each is admitted as it comes."""
+    """Admission times of the requests in `start_s`; None if each is admitted on arrival."""
     decided_s: dict[tuple[str, str], Times] = field(default_factory=dict)
-    """When requests turned out good or bad, by objective and result."""
+    """Decision times of good and bad requests, by objective and result."""
 
     def decide(self, first_s: Times) -> None:
-        """Judge its requests by when their first tokens came, as `inferscope.slo.judge` does."""
+        """Judge the requests by their first-token times, as `inferscope.slo.judge` does."""
         start_s, end_s = self.start_s, self.end_s
         is_late = first_s - start_s > TTFT_S
         is_lost = end_s >= self.dead_s
-        # Lost before its deadline is not counted; a token that came in time is good all the same.
+        # A request lost before its deadline is not counted; a token in time counts as good.
         is_known = ~is_lost | (start_s + TTFT_S < self.dead_s)
         over_s = np.where(is_lost, self.dead_s + LOST_S, end_s)
         found = {
@@ -80,20 +80,20 @@ class Engine:
 
     @property
     def run_s(self) -> Times:
-        """Return when its requests began to run, unless they ended before that."""
+        """Return the start times of running, or end times of requests that never ran."""
         return self.start_s if self.admitted_s is None else np.minimum(self.admitted_s, self.end_s)
 
     def num_admitted(self, at_s: Times) -> NDArray[np.int64]:
-        """Return how many requests have been admitted."""
+        """Return the number of requests admitted so far."""
         return np.searchsorted(np.sort(self.run_s), at_s, side="right")
 
     def num_running(self, at_s: Times) -> NDArray[np.int64]:
-        """Return how many requests are admitted and not over."""
+        """Return the number of admitted, unfinished requests."""
         ended = np.searchsorted(np.sort(self.end_s), at_s, side="right")
         return self.num_admitted(at_s) - ended
 
     def num_admissible(self, at_s: Times) -> NDArray[np.int64]:
-        """Return how many queued requests nothing scarce keeps from being admitted."""
+        """Return the number of queued requests that no scarce resource blocks."""
         if self.stuck_s is None:
             return np.zeros(len(at_s), dtype=np.int64)
         from_s, to_s = self.stuck_s
@@ -102,7 +102,7 @@ class Engine:
         return np.where(is_stuck, arrived - self.num_admitted(at_s), 0)
 
     def num_steps(self, at_s: Times) -> Times:
-        """Return how many steps it has made: it makes them while requests are in flight."""
+        """Return the number of steps so far; steps run while requests are in flight."""
         edges_s = np.concatenate((self.run_s, self.end_s))
         change = np.concatenate((np.ones(len(self.start_s)), -np.ones(len(self.end_s))))
         order = np.argsort(edges_s, kind="stable")
@@ -124,13 +124,13 @@ class Engine:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happened, and what was done to it.
+    """Actual events of an hour, and the faults applied.
 
     Attributes:
-        incident_s: from when until when; None for none.
-        seen_s: for each second, up to when the collector had folded; NaN while it was away.
-        back_s: when a collector that was away began anew, with counters at zero.
-        words: what was drawn.
+        incident_s: start and end of the incident; None without one.
+        seen_s: watermark of the collector per second; NaN while it did not run.
+        back_s: restart times of a collector, with counters at zero.
+        words: description of the random choices.
     """
 
     kind: Kind
@@ -143,12 +143,12 @@ class Scenario:
     words: dict[str, float | str] = field(default_factory=dict)
 
     def decided(self, slo: str, result: str) -> Times:
-        """Return when requests of all engines turned out so."""
+        """Return the times of such decisions over all engines."""
         return np.sort(np.concatenate([e.decided_s[slo, result] for e in self.engines]))
 
 
 def scenario(kind: Kind, seed: int) -> Scenario:
-    """Draw one."""
+    """Draw one scenario of a kind."""
     draw = np.random.default_rng([KINDS.index(kind), seed])
     return {
         "quiet": _quiet,
@@ -287,7 +287,7 @@ def _livelock(draw: np.random.Generator, seed: int) -> Scenario:
 
 
 def _when(draw: np.random.Generator, minutes: float) -> tuple[tuple[float, float], float]:
-    """Draw when an incident is, after an hour at least; return that and the scenario's length."""
+    """Draw an incident after at least an hour; return its interval and the scenario's length."""
     start_s = round(draw.uniform(1.0, 4.0) * HOUR_S)
     end_s = start_s + round(minutes * 60)
     return (start_s, end_s), end_s + _TAIL_S
@@ -305,14 +305,14 @@ def _arrivals(
     *,
     mean_s: float = 6.0,
 ) -> list[Engine]:
-    """Draw engines with requests that come at random, by a rate that varies.
+    """Draw engines with random arrivals at a varying rate.
 
     Args:
-        draw: the numbers.
-        rate_s: requests per second, of all together.
-        num_engines: that share them.
-        length_s: until when.
-        mean_s: that a request takes.
+        draw: generator of random numbers.
+        rate_s: requests per second over all engines.
+        num_engines: number of engines.
+        length_s: end of the arrivals.
+        mean_s: mean duration of a request.
     """
     engines = []
     for number in range(num_engines):
@@ -332,7 +332,7 @@ def _poisson(draw: np.random.Generator, rate_s: float, from_s: float, to_s: floa
 
 
 def _first_tokens(draw: np.random.Generator, engine: Engine, is_late: NDArray[np.bool_]) -> Times:
-    """Return when first tokens come: within the threshold, or later; requests end after that."""
+    """Return first-token times, within the threshold or later; requests end after them."""
     wait_s = np.where(
         is_late,
         TTFT_S + 0.05 + draw.exponential(1.0, len(is_late)),

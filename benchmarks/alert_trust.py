@@ -1,4 +1,4 @@
-"""Can the alerts be trusted: of random hours with and without incidents, who is woken, and when.
+"""Alert evaluation: pages of random hours with and without incidents, against the log.
 
     python benchmarks/alert_trust.py [--num N] [--seed S] [--kind KIND] [--json FILE]
 
@@ -15,18 +15,18 @@ no scrape and no recorded rate has rounded:
     livelock an engine has queued requests, nothing is scarce, and it has admitted none for as long
     blind    the collector is more than 60 s behind, or away, for 2 minutes
 
-A page is OWED where that is so with a tenth to spare and for long enough: for a burn the minute of
+A page is EXPECTED if that is so with a tenth to spare and for long enough: for a burn the minute of
 patience (10 s and three scrapes), for all an evaluation and a scrape. It is ALLOWED where it is so
 with a tenth missing, at whatever moment, or was up to ten minutes ago (recorded rates are over five
-minutes, and end five later). What is allowed and not owed is counted apart, as close.
+minutes, and end five later). What is allowed and not expected is counted apart, as close.
 
-    missed     owed, and nobody was woken
-    false      somebody was woken, and nothing allowed it
-    repeated   woken again, more than five minutes after a page's end, for what was one incident
+    missed     expected, and no page was sent
+    false      a page was sent, and nothing allowed it
+    repeated   paged again, more than five minutes after a page's end, for what was one incident
 
 Alerts of severity `page` of the model make one page, as Alertmanager's example groups them, those
 of budgets held back while InferScopeBlind fires. The clock runs from the injection, not from where
-it is owed.
+it is expected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ slos:
 BUDGETS = {"ttft": 0.01, "availability": 0.001}
 SCRAPE_S, LOST_SHARE = 15.0, 0.005
 GRID_S = 5.0
-"""Between the moments at which the log is looked at."""
+"""Seconds between two evaluations of the log."""
 SLACK_S = SCRAPE_S + FAST_INTERVAL_S
 PATIENCE_S = EXPLAINED_S + 3 * SCRAPE_S
 SPARE = 0.1
@@ -70,16 +70,16 @@ PAIRS = ((14.4, HOUR_S, 300.0), (6.0, 6 * HOUR_S, HOUR_S / 2))
 FLOOR, LEAST_RATE_S = 10, 0.2
 STALL_S, BEHIND_S, BLIND_S = 4 * SCRAPE_S, 60.0, 120.0
 AFTER_S, ONE_PAGE_S, ONE_INCIDENT_S = 600.0, 300.0, 900.0
-"""Until an allowed page may still begin; gaps in one page; gaps in one incident."""
+"""Longest delay of an allowed page, gap within one page, and gap within one incident, in s."""
 
 Flags = NDArray[np.bool_]
 Span = tuple[float, float]
-"""From when until when, seconds since the scenario began."""
+"""Start and end in seconds since the scenario's start."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one scenario went; times since the injection, or since the beginning without one."""
+    """Result of one scenario; times since the injection, or since the start without one."""
 
     kind: Kind
     seed: int
@@ -99,8 +99,8 @@ class Score:
 # --- what should page -----------------------------------------------------------------------------
 
 
-def owed(it: Scenario) -> list[Span]:
-    """Return when pages are owed, one span for each incident."""
+def expected_pages(it: Scenario) -> list[Span]:
+    """Return the spans of expected pages, one for each incident."""
     more = 1 + SPARE
     spans = _lasting(_burning(it, more), PATIENCE_S + SLACK_S)
     spans += _lasting(_stalled_s(it) >= STALL_S * more, SLACK_S)
@@ -110,10 +110,10 @@ def owed(it: Scenario) -> list[Span]:
 
 
 def allowed(it: Scenario) -> list[Span]:
-    """Return when pages are allowed."""
+    """Return the spans in which pages are allowed."""
     less = 1 - SPARE
     spans = _lasting(_burning(it, less), 0.0)
-    # Four scrapes are three times the time between two.
+    # Four scrapes span three scrape intervals.
     spans += _lasting(_stalled_s(it) >= STALL_S - SCRAPE_S, 0.0)
     spans += _lasting(_stuck_s(it) >= STALL_S - SCRAPE_S, 0.0)
     spans += _lasting(_behind_s(it) > BEHIND_S * less, BLIND_S * less)
@@ -125,7 +125,7 @@ def _grid(it: Scenario) -> Times:
 
 
 def _burning(it: Scenario, by: float) -> Flags:
-    """Tell when a budget burns fast, with all thresholds times a factor."""
+    """Return whether a budget burns fast, with all thresholds times a factor."""
     at_s = _grid(it)
     found = np.zeros(len(at_s), dtype=bool)
     for slo, budget in BUDGETS.items():
@@ -142,12 +142,12 @@ def _burning(it: Scenario, by: float) -> Flags:
 
 
 def _num(times: Times, at_s: Times, over_s: float) -> NDArray[np.int64]:
-    """Return how many of the times were in a window that ends then."""
+    """Return the number of times within a window that ends at each moment."""
     return np.searchsorted(times, at_s, "right") - np.searchsorted(times, at_s - over_s, "right")
 
 
 def _stalled_s(it: Scenario) -> Times:
-    """Return for how long an engine has had requests and made no step."""
+    """Return the seconds that an engine has had requests without a step."""
     at_s = _grid(it)
     hung = [(engine, engine.hung_s) for engine in it.engines if engine.hung_s is not None]
     return _longest_s(
@@ -160,13 +160,13 @@ def _stalled_s(it: Scenario) -> Times:
 
 
 def _stuck_s(it: Scenario) -> Times:
-    """Return for how long an engine has admitted none of the requests that it could."""
+    """Return the seconds that an engine has admitted none of its admissible requests."""
     at_s = _grid(it)
     return _longest_s(at_s, [engine.num_admissible(at_s) > 0 for engine in it.engines])
 
 
 def _longest_s(at_s: Times, flags: Iterable[Flags]) -> Times:
-    """Return for how long any of the flags has been up; each goes up once."""
+    """Return the seconds that any flag has been up; each goes up once."""
     longest_s = np.zeros(len(at_s))
     for is_up in flags:
         if is_up.any():
@@ -175,21 +175,21 @@ def _longest_s(at_s: Times, flags: Iterable[Flags]) -> Times:
 
 
 def _behind_s(it: Scenario) -> Times:
-    """Return how far behind the collector is; away is as far as can be."""
+    """Return the collector's lag in seconds; infinite while it does not run."""
     at_s = _grid(it)
     seen_s = it.seen_s[at_s.astype(int)]
     return np.where(np.isnan(seen_s), np.inf, at_s - seen_s)
 
 
 def _lasting(flags: Flags, least_s: float) -> list[Span]:
-    """Return the spans in which a flag is up, those that last for so long."""
+    """Return the spans in which a flag is up for at least `least_s`."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
     spans = [(start * GRID_S, (end - 1) * GRID_S) for start, end in edges.reshape(-1, 2).tolist()]
     return [span for span in spans if span[1] - span[0] >= least_s]
 
 
 def _merged(spans: Iterable[Span], gap_s: float) -> list[Span]:
-    """Return spans as one where not more than a gap is between them."""
+    """Merge spans with gaps of at most `gap_s`."""
     found: list[Span] = []
     for start_s, end_s in sorted(spans):
         if found and start_s - found[-1][1] <= gap_s:
@@ -203,7 +203,7 @@ def _merged(spans: Iterable[Span], gap_s: float) -> list[Span]:
 
 
 def series(it: Scenario) -> dict[str, str]:
-    """Return what Prometheus has of a scenario, as promtool reads it."""
+    """Return Prometheus's series of a scenario in promtool's notation."""
     draw = np.random.default_rng([KINDS.index(it.kind), it.seed, 1])
     found: dict[str, str] = {}
     hosts = {engine.name: engine.name.split("-")[0] for engine in it.engines}
@@ -212,16 +212,16 @@ def series(it: Scenario) -> dict[str, str]:
         at_s = np.arange(phase_s, it.length_s, SCRAPE_S)
         seen_s = it.seen_s[at_s.astype(int)]
         is_lost = (draw.random(len(at_s)) < LOST_SHARE) | np.isnan(seen_s)
-        up = _told(np.where(is_lost, 0, 1), np.ones(len(at_s), dtype=bool))
-        told = {f'up{{job="inferscope", instance="{host}"}}': up}
+        up = _samples(np.where(is_lost, 0, 1), np.ones(len(at_s), dtype=bool))
+        values_of = {f'up{{job="inferscope", instance="{host}"}}': up}
         seen_s = np.where(np.isnan(seen_s), 0.0, seen_s)
         for engine in it.engines:
             if hosts[engine.name] == host:
                 is_there = ~is_lost & (seen_s >= engine.born_s)
-                told |= _of_engine(it, engine, host, seen_s, is_there)
+                values_of |= _of_engine(it, engine, host, seen_s, is_there)
         # promtool has a sample a second: none until the first scrape, and none between two.
         first, between = (f"_x{num} " if num else "" for num in (phase_s, round(SCRAPE_S) - 1))
-        found |= {name: first + f" {between}".join(words) for name, words in told.items()}
+        found |= {name: first + f" {between}".join(words) for name, words in values_of.items()}
     return found
 
 
@@ -238,12 +238,12 @@ def _of_engine(
         return f"{name}{{{inner}}}"
 
     is_alive = seen_s < engine.dead_s + 5.0
-    yield named("inferscope_source_up", source="probe"), _told(is_alive * 1, is_there)
+    yield named("inferscope_source_up", source="probe"), _samples(is_alive * 1, is_there)
     running = engine.num_running(seen_s)
-    yield named("inferscope_requests_running"), _told(running, is_there & is_alive)
+    yield named("inferscope_requests_running"), _samples(running, is_there & is_alive)
     admissible = engine.num_admissible(seen_s)
-    yield named("inferscope_requests_admissible"), _told(admissible, is_there & is_alive)
-    yield named("inferscope_folded_timestamp_seconds"), _told(seen_s, is_there)
+    yield named("inferscope_requests_admissible"), _samples(admissible, is_there & is_alive)
+    yield named("inferscope_folded_timestamp_seconds"), _samples(seen_s, is_there)
     counted = {
         named("inferscope_admissions_total"): engine.num_admitted,
         named("inferscope_step_duration_seconds_count", phase="decode"): engine.num_steps,
@@ -261,15 +261,17 @@ def _of_engine(
             cause = "queue" if slo == "ttft" else "engine_lost"
             counted[named("inferscope_slo_breaches_total", slo=slo, cause=cause)] = num
     for name, count in counted.items():
-        told = count(seen_s)
+        values_of = count(seen_s)
         if it.back_s is not None:  # a new collector counts from zero
             before = count(np.array([it.back_s]))[0]
-            told = np.where(seen_s >= it.back_s - 2, np.maximum(told - before, 0), told)
-        yield name, _told(told, is_there)
+            values_of = np.where(
+                seen_s >= it.back_s - 2, np.maximum(values_of - before, 0), values_of
+            )
+        yield name, _samples(values_of, is_there)
 
 
-def _told(values: NDArray[np.generic], is_there: Flags) -> list[str]:
-    """Return samples as words; where there is none, and had been one, the series is stale."""
+def _samples(values: NDArray[np.generic], is_there: Flags) -> list[str]:
+    """Return samples in promtool's notation; a series without its sample becomes stale."""
     words = [f"{value:.10g}" for value in values.tolist()]
     was_there = False
     for at, is_now in enumerate(is_there.tolist()):
@@ -283,7 +285,7 @@ def _told(values: NDArray[np.generic], is_there: Flags) -> list[str]:
 
 
 def write_rules(folder: Path) -> None:
-    """Write the rules that page; without what they say, and what is only summed up for tickets."""
+    """Write the paging rules, without annotations and ticket-only recording rules."""
     file = folder / "slo.yaml"
     file.write_text(OBJECTIVES, encoding="utf-8")
     rules = rule_file(read_objectives(file), RuleOptions(scrape_s=SCRAPE_S))
@@ -297,13 +299,13 @@ def write_rules(folder: Path) -> None:
 
 
 def firing(it: Scenario, folder: Path) -> dict[float, list[str]]:
-    """Return the page alerts that fire, by the moments of evaluation at which one does."""
+    """Return the firing page alerts by evaluation time."""
     asked = 'group by (alertname, slo) (ALERTS{alertstate="firing", severity="page"})'
     times = np.arange(0.0, it.length_s, FAST_INTERVAL_S)
     test = {
         "interval": "1s",
         "input_series": [{"series": k, "values": v} for k, v in series(it).items()],
-        # Nothing is expected, so promtool tells of all that is there.
+        # With nothing expected, promtool reports all samples.
         "promql_expr_test": [
             {"expr": asked, "eval_time": f"{at_s:.0f}s", "exp_samples": []} for at_s in times
         ],
@@ -319,25 +321,25 @@ def firing(it: Scenario, folder: Path) -> dict[float, list[str]]:
         cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "GOGC": "400", "GOMAXPROCS": "1"},
     )  # fmt: skip
-    return read_told(done.stdout + done.stderr)
+    return parse_report(done.stdout + done.stderr)
 
 
-def read_told(text: str) -> dict[float, list[str]]:
-    """Read what promtool tells of samples that it did not expect.
+def parse_report(text: str) -> dict[float, list[str]]:
+    """Parse promtool's report of unexpected samples.
 
     Raises:
-        SystemExit: it says something else.
+        SystemExit: the report has another form.
     """
     found: dict[float, list[str]] = {}
     complaint = re.compile(r"time: (\S+),\s+exp: ?nil\s+got: ?(.*)")
     for when, got in complaint.findall(text):
         alerts = []
         for labels in re.findall(r"\{([^}]*)\}", got):
-            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-            alerts.append("/".join(filter(None, (told["alertname"], told.get("slo")))))
+            values_of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            alerts.append("/".join(filter(None, (values_of["alertname"], values_of.get("slo")))))
         found[_seconds(when)] = sorted(alerts)
     if len(found) != text.count("expr:") or (not found and "SUCCESS" not in text):
-        raise SystemExit(f"promtool says something else:\n{text[:2000]}")
+        raise SystemExit(f"cannot parse promtool's report. Check its version:\n{text[:2000]}")
     return found
 
 
@@ -347,7 +349,7 @@ def _seconds(span: str) -> float:
 
 
 def pages(fires: dict[float, list[str]]) -> list[tuple[Span, list[str]]]:
-    """Return when somebody is woken, until when, and by what at first."""
+    """Return the spans of pages, each with the alerts at its start."""
     spans = []
     for at_s, alerts in sorted(fires.items()):
         is_blind = BLIND in alerts
@@ -360,8 +362,8 @@ def pages(fires: dict[float, list[str]]) -> list[tuple[Span, list[str]]]:
 
 
 def score(it: Scenario, woken: Sequence[tuple[Span, list[str]]]) -> Score:
-    """Compare what was to be with what was."""
-    must, may = owed(it), allowed(it)
+    """Compare the pages with those expected and allowed."""
+    must, may = expected_pages(it), allowed(it)
 
     def answers(page: Span, span: Span) -> bool:
         return page[0] <= span[1] + AFTER_S and page[1] >= span[0]
@@ -390,7 +392,7 @@ def score(it: Scenario, woken: Sequence[tuple[Span, list[str]]]) -> Score:
 
 
 def tried(kind: Kind, seed: int) -> Score:
-    """Draw a scenario, let promtool run the rules over it, and count."""
+    """Draw a scenario, evaluate the rules in promtool, and score it."""
     it = scenario(kind, seed)
     with tempfile.TemporaryDirectory() as folder:
         write_rules(Path(folder))
@@ -401,7 +403,7 @@ def tried(kind: Kind, seed: int) -> Score:
 
 
 def summary(scores: Sequence[Score]) -> dict[str, float | int | None]:
-    """Return the sums of some scenarios, and how long it took until somebody was woken."""
+    """Return the totals of some scenarios, and the delays until a page."""
     took_s = sorted(each.to_page_s for each in scores if each.to_page_s is not None)
     num: dict[str, float | int | None] = {
         name: sum(getattr(each, f"num_{name}") for each in scores)
@@ -417,11 +419,11 @@ def summary(scores: Sequence[Score]) -> dict[str, float | int | None]:
 
 
 def main() -> None:
-    """Draw, run, count and print."""
+    """Draw scenarios, evaluate them and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--num", type=int, default=40, help="scenarios of each kind")
-    parser.add_argument("--seed", type=int, default=1, help="of the first of each kind")
-    parser.add_argument("--kind", choices=KINDS, help="this one alone")
+    parser.add_argument("--num", type=int, default=40, help="number of scenarios of each kind")
+    parser.add_argument("--seed", type=int, default=1, help="seed of each kind's first scenario")
+    parser.add_argument("--kind", choices=KINDS, help="kind to run (default: all)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began_s = time.process_time()

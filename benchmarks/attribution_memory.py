@@ -1,4 +1,4 @@
-"""What a day of traffic leaves behind in the fold: its memory after every tenth of 24 hours.
+"""Memory of the fold after every tenth of 24 hours of traffic.
 
 Folds ten million slices of made-up steps, stretched over a day, with requests that come and go all
 the time, Ticks included, as `collect` would. Nothing of a finished request may stay but what the
@@ -22,17 +22,17 @@ from inferscope.records import RingOpened, decode, encode
 
 _FOLD_EVERY = 400
 _SETTLED = 2
-"""Tenths after which nothing may grow any more."""
+"""Number of tenths after which memory may not grow."""
 TARGET_MB = 2.0
 
 
 def main() -> None:
-    """Fold, print a table, write JSON."""
+    """Fold, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slices", type=int, default=10_000_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     options = parser.parse_args()
 
     num_steps = options.slices // options.batch

@@ -1,11 +1,11 @@
-"""What the split of a step costs: alone, within the fold, by naive rules, and as spans.
+"""Cost of splitting a step: alone, within the fold, by naive rules, and as spans.
 
-The split alone is all that lies between a step's contexts and its requests' whole nanoseconds: the
-table of this one step, its attention, the fair parts, scaling and rounding; `table_speed.py` has
-what it takes in tables of many steps. Beside it: the other rules, the naive ones (which need no
-model), and one OpenTelemetry span per slice, started and ended with three attributes and handed to
-nobody. The variants take turns in every round, so that what else the machine does meets all of them
-alike; processor time, the median over rounds, and the best and the worst.
+The split alone covers everything from a step's contexts to its requests' whole nanoseconds: a table
+of this one step, its attention, the fair shares, scaling and rounding; `table_speed.py` measures
+tables of many steps. The comparison covers the other rules, the naive ones (which need no model),
+and one OpenTelemetry span per slice, with three attributes and no exporter. The variants alternate
+in every round, so that other load affects all of them alike. Results are processor time: median,
+best and worst round.
 
     python benchmarks/attribution_speed.py --out benchmarks/results/attribution_speed.json
 """
@@ -37,15 +37,15 @@ from inferscope.records import encode
 
 Ints = NDArray[np.int64]
 Variant = Callable[[], object]
-"""Does a number of steps."""
+"""Function that processes a number of steps."""
 
 BUSY_NS = 9_000_000
 CHUNKS = {0: (), 1: ((5, 512, 1),), 2: ((5, 512, 1), (40, 256, 0))}
-"""Position, tokens and sampled rows of the prefills, by their number."""
+"""Position, tokens and sampled rows of each prefill, by the number of prefills."""
 
 
 def padding_model(model: StepModel) -> StepModel:
-    """Return the model of an engine that pads decode attention to the longest context."""
+    """Return a cost model that pads decode attention to the longest context."""
     return StepModel(
         "padded", model.source, model.f_ns, model.g_ns, model.single_ns, model.single_ns, 0.0,
         model.pair_ns, model.context_ns,
@@ -56,7 +56,7 @@ class Steps:
     """Consecutive steps of a batch."""
 
     def __init__(self, batch: int, num_prefills: int, num: int) -> None:
-        """Draw contexts; from step to step each grows by one."""
+        """Draw contexts, each of which grows by one per step."""
         draw = np.random.default_rng(0)
         first = draw.integers(300, 3000, batch)
         self.contexts = [first + step for step in range(num)]
@@ -67,19 +67,19 @@ class Steps:
         self.sampled, self.prefills = sampled, [at for at, _, _ in self.chunks]
 
     def by_rule(self, model: StepModel, rule: str) -> None:
-        """Divide steps by a rule, each by itself, from its contexts to its shares."""
+        """Split steps one by one by a rule, from contexts to shares."""
         divide = column_ns if rule in COLUMNS else shares_ns
         for contexts in self.contexts:
             table = StepTable.of(self.tokens, contexts, self.sampled, self.prefills)
             divide(rule, price(model, table), np.array([BUSY_NS]))
 
     def naively(self, rule: Callable[[Ints, int], Ints]) -> None:
-        """Divide steps by a rule that knows no model."""
+        """Split steps by a rule without a cost model."""
         for _ in self.contexts:
             rule(self.tokens, BUSY_NS)
 
     def as_spans(self) -> None:
-        """Make a span of every slice."""
+        """Create a span for every slice."""
         tracer, now_ns = TracerProvider(shutdown_on_exit=False).get_tracer("benchmark"), 10**18
         for contexts in self.contexts:
             for tokens, context in zip(self.tokens.tolist(), contexts.tolist(), strict=True):
@@ -90,7 +90,7 @@ class Steps:
 
 
 def variants(batch: int, num: int) -> dict[str, tuple[Variant, int]]:
-    """Return what is compared, each with the number of steps that it does."""
+    """Return the variants, each with its number of steps."""
     model = roofline(LLAMA_8B, peaks_of("NVIDIA H200"))
     padded = padding_model(model)
     none, one, two = (Steps(batch, num_prefills, num) for num_prefills in CHUNKS)
@@ -122,7 +122,7 @@ def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]
 
 
 def spread(costs: list[float]) -> dict[str, float]:
-    """Return the best, the median and the worst."""
+    """Return the best, the median and the worst value."""
     return {
         "min": round(min(costs), 2),
         "median": round(statistics.median(costs), 2),
@@ -131,13 +131,13 @@ def spread(costs: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=200, help="of a variant in a round")
+    parser.add_argument("--steps", type=int, default=200, help="steps per variant and round")
     parser.add_argument("--fold-steps", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     options = parser.parse_args()
 
     rows = measure(options.batch, rounds=options.rounds, num=options.steps)

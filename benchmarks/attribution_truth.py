@@ -1,4 +1,4 @@
-"""The fair split against the truth: steps of the real engine, measured with parts of their batch.
+"""The fair split against measured costs of a real engine's step with subsets of its batch.
 
 1. The engine serves a varied load. Its records are folded, and the cost model that they taught is
    frozen and hashed: it never sees a step of what follows (`served.py`).
@@ -14,8 +14,8 @@ the wrong request, (c) each request's share where the halves agree to 5 %; besid
 tokens and by heads (`truth_score.py`). And the interference: what decodes wait for prefills,
 measured, against the ledger's.
 
-All of it is computed by one thread on one core. What else runs on the machine teaches the model
-wrong proportions and measures them wrong: without a quiet machine this says little.
+One thread on one core computes everything. Other load distorts both the cost model and the
+measurements, so the benchmark needs a quiet machine.
 
     python benchmarks/attribution_truth.py --model builtin --gap 1 --out truth.json
 """
@@ -39,7 +39,7 @@ from truth_score import RULES, judge, summary, targets
 
 
 def take_apart(options: argparse.Namespace) -> tuple[Frozen, list[dict[str, Any]]]:
-    """Serve, freeze, then measure and judge step after step, each printed as it comes."""
+    """Serve, freeze the model, then measure and judge each step, printing it at once."""
     engine, runner = open_engine(options.model, options.dtype)
     frozen = learn(engine, options.model, random.Random(f"load {options.seed}"), options.served)
     print(
@@ -67,7 +67,7 @@ HEAD = (
 
 
 def line(row: dict[str, Any]) -> str:
-    """Return a step as a line of the table."""
+    """Return a step as a row of the table."""
     chunks = "+".join(f"{tokens}@{context}" for tokens, context, _ in row["chunks"])
     contexts, wrong, waits = row["decode_contexts"], row["misallocated"], row["interference"]
     return (
@@ -80,7 +80,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def report(scores: dict[str, Any], reached: dict[str, tuple[float, float]]) -> None:
-    """Print what all steps come to."""
+    """Print the totals over all steps."""
     print(f"\n{'':<8} {'shares (a)':>22} {'misallocated (b)':>22} {'requests (c)':>22}")
     for name in RULES:
         rule = scores["rules"][name]
@@ -90,11 +90,11 @@ def report(scores: dict[str, Any], reached: dict[str, tuple[float, float]]) -> N
             f"{wrong['mean']:>8.1%} max {wrong['max']:>7.1%}   "
             f"{requests['median']:>8.1%} p95 {requests['p95']:>7.1%}"
         )
-    told = scores["truth"]
+    of = scores["truth"]
     print(
-        f"{'halves':<8} {told['split_half']['median']:>8.1%} p95 {told['split_half']['p95']:>7.1%}"
-        f"   {told['split_half_misallocated']['mean']:>8.1%} max "
-        f"{told['split_half_misallocated']['max']:>7.1%}"
+        f"{'halves':<8} {of['split_half']['median']:>8.1%} p95 {of['split_half']['p95']:>7.1%}"
+        f"   {of['split_half_misallocated']['mean']:>8.1%} max "
+        f"{of['split_half_misallocated']['max']:>7.1%}"
     )
     for name, waits in scores["interference"].items():
         print(f"interference, {name}: off by {waits['median']:.1%}, p95 {waits['p95']:.1%}")
@@ -103,18 +103,18 @@ def report(scores: dict[str, Any], reached: dict[str, tuple[float, float]]) -> N
 
 
 def main() -> int:
-    """Take steps apart, print a table, write JSON; 1 if a target is missed."""
+    """Measure steps, print a table and write JSON; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="random:small-100m")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--served", type=int, default=3000, help="steps to learn from")
-    parser.add_argument("--steps", type=int, default=30, help="steps to take apart")
-    parser.add_argument("--repeats", type=int, default=20, help="of each coalition")
+    parser.add_argument("--served", type=int, default=3000, help="steps to fit the model on")
+    parser.add_argument("--steps", type=int, default=30, help="steps to measure")
+    parser.add_argument("--repeats", type=int, default=20, help="runs of each coalition")
     parser.add_argument(
         "--gap", type=float, default=2.0, help="between numbers of decodes, as a factor; 1: all"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -1,4 +1,4 @@
-"""The scenarios of `ledger_causes`: loads, faults, and what a fault took from each request.
+"""Scenarios of `ledger_causes`: loads, faults, and each fault's delay of every request.
 
 What was injected is never read from the ledger: it is the sleeping code's own clock, a stopwatch
 around the forward pass, or the client's decision when to read on.
@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeAlias, TypeVar
 
 import msgspec
-from injecting import Fault, Forward, Kind, Strike
+from injecting import Fault, FaultInterval, Forward, Kind
 from slow_client import Readings, read_answers
 
 from inferscope.attribution.spent import Metric
@@ -38,12 +38,12 @@ SERVED = "builtin"
 _START_S = 60.0
 _LOOK_S = 0.5
 _CALIBRATION_SEED = 1_000_000
-"""Added to a run's seed, so that the objective comes from other requests than are judged."""
+"""Offset of a run's seed, so that the objective comes from requests that are not judged."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One cause: how it is injected, and what has to be named for it.
+    """One cause: its injection, and the causes that the ledger must name for it.
 
     Attributes:
         accepted: the ledger's causes that are the injected one, under this metric.
@@ -69,25 +69,26 @@ class Scenario:
     rows: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Take the accepted causes for the rows, where nothing else is said."""
+        """Default the accepted causes of the rows to those of the scenario."""
         if not self.rows:
             object.__setattr__(self, "rows", self.accepted)
 
 
 SCENARIOS = (
-    # Only who decodes stands in the loop's way when it sleeps, so the gap between its tokens grows;
-    # who waits in the queue meanwhile is told `queue_idle`.
+    # Only decoding requests are delayed while the loop sleeps, so their token gaps grow; requests
+    # that wait in the queue meanwhile are booked as `queue_idle`.
     Scenario(
         "scheduler sleep", "tbt", frozenset({"cpu_gap"}), 280, 8, 48, "sleep",
         {"chance": 0.014, "least_ms": 30, "most_ms": 80},
     ),
-    # Before the engine knows of the request, so it is in the time to first token or nowhere.
+    # The delay precedes the engine's record of the request, so it affects only the TTFT.
     Scenario(
         "slow tokeniser", "ttft", frozenset({"frontend"}), 240, 8, 32, "tokenise",
         {"chance": 0.5, "least_ms": 60, "most_ms": 150},
     ),
-    # For who decodes, another's prefill in the same step is `decode_interference`. Who arrives
-    # meanwhile finds the budget spent and waits in the `queue`: another metric, another cause.
+    # For a decoding request, another's prefill in the same step is `decode_interference`. A request
+    # that arrives meanwhile finds the budget spent and waits in the `queue`: another metric
+    # and another cause.
     Scenario(
         "oversized prompt", "tbt", frozenset({"decode_interference"}), 330, 2.5, 160,
         oversized=1000,
@@ -116,29 +117,29 @@ SCENARIOS = (
 )  # fmt: skip
 
 Spans: TypeAlias = dict[str, list[tuple[int, int]]]
-"""From when until when, by the engine's id of a request."""
+"""Start and end of each, by the engine's request ID."""
 Parts: TypeAlias = dict[str, dict[str, FinalRequest]]
-"""Requests by part of the run and by what their twins in other parts are called, too."""
+"""Requests by part of the run and by the shared name of their twins in other parts."""
 
 
 class Collected:
-    """Takes what the fold has decided."""
+    """A sink of final records."""
 
     def __init__(self) -> None:
         self.requests: list[FinalRequest] = []
 
     def step(self, step: FinalStep) -> None:
-        """Pass over a step."""
+        """Ignore a step."""
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Append a request."""
         self.requests.append(request)
 
 
 def run(
     scenario: Scenario, folder: Path, *, seed: int, requests: int | None
 ) -> tuple[Parts, Truth, float]:
-    """Run a scenario; return its requests, the truth, and how many cores others used."""
+    """Run a scenario; return its requests, the truth, and the number of cores used by others."""
     fault = Fault(
         kind=scenario.kind,
         seed=seed,
@@ -174,7 +175,7 @@ def run(
 async def _load(
     scenario: Scenario, url: str, folder: Path, *, seed: int, num: int, fault: Fault
 ) -> Readings:
-    """Drive the open loop through all parts of a run."""
+    """Send the open-loop load of all parts of a run."""
     async with open_session() as session:
         options = HttpOptions(
             url=url, model=SERVED, endpoint="completions", ignores_eos=True, is_counting=True,
@@ -215,7 +216,7 @@ async def _load(
 
 
 async def _oversized(scenario: Scenario, client: HttpClient, seed: int) -> None:
-    """Be the other client, whose prompts are too long, until cancelled."""
+    """Send over-long prompts as another client, until cancelled."""
     if not scenario.oversized:
         return
     words = WordPrompts(stream(seed, "big prompts"), tokens_per_word=2.0)
@@ -228,7 +229,7 @@ async def _oversized(scenario: Scenario, client: HttpClient, seed: int) -> None:
 async def _read(
     scenario: Scenario, url: str, folder: Path, *, seed: int, num: int, fault: Fault
 ) -> Readings:
-    """Drive clients of which some do not read, through all parts of a run."""
+    """Run clients, some of which stop reading, through all parts of a run."""
     port = int(url.rpartition(":")[2])
     draw = stream(seed, "readers")
     readings: Readings = {}
@@ -265,7 +266,7 @@ def _collected(folder: Path) -> list[FinalRequest]:
 
 
 def _parts(found: list[FinalRequest]) -> Parts:
-    """Sort requests by part; answers to one prompt are told apart by their order."""
+    """Group requests by part; the order distinguishes answers to one prompt."""
     parts: Parts = defaultdict(dict)
     for request in sorted(found, key=lambda one: int(one.request_id.rpartition("-")[2])):
         part, _, number = (request.external_id or "").rpartition("-")
@@ -276,7 +277,7 @@ def _parts(found: list[FinalRequest]) -> Parts:
 
 
 class Truth:
-    """What happened to each request, by clocks that are not the ledger's.
+    """Measured delays of each request, by clocks independent of the ledger.
 
     Attributes:
         notes: what else is to be told of the run.
@@ -286,8 +287,8 @@ class Truth:
         self, scenario: Scenario, folder: Path, found: list[FinalRequest], readings: Readings
     ) -> None:
         strikes, steps = (
-            _told(folder, "strikes", list[Strike]),
-            _told(folder, "steps", list[Forward]),
+            _decoded(folder, "strikes", list[FaultInterval]),
+            _decoded(folder, "steps", list[Forward]),
         )
         self._metric = scenario.metric
         self.notes = _bytes_unread(readings)
@@ -313,11 +314,11 @@ class Truth:
             _add_recomputing(self._struck, steps, held)
 
     def injected_ns(self, request: FinalRequest) -> int:
-        """Return what the fault took from a request, within the metric's span."""
+        """Return a request's injected delay within the metric's span, in nanoseconds."""
         return self._within(request, self._struck)
 
     def robbed_ns(self, request: FinalRequest) -> int:
-        """Return what the step loop's thread waited for a core meanwhile, for no fault of ours."""
+        """Return the nanoseconds that the step loop's thread waited for a core without a fault."""
         return self._within(request, self._robbed)
 
     def _within(self, request: FinalRequest, spans: Spans) -> int:
@@ -333,9 +334,9 @@ class Truth:
 
 
 def _add_unread(
-    spans: Spans, strikes: list[Strike], found: list[FinalRequest], readings: Readings
+    spans: Spans, strikes: list[FaultInterval], found: list[FinalRequest], readings: Readings
 ) -> None:
-    """Add the time from an answer's completion in the API server until its client read on."""
+    """Add the time from an answer's completion in the API server until its client reads on."""
     complete = {s.request_ids[0]: s.end_ns for s in strikes if s.what == "complete"}
     for request in found:
         reading = readings.get(request.external_id or "")
@@ -345,7 +346,7 @@ def _add_unread(
 
 
 def _bytes_unread(readings: Readings) -> dict[str, int]:
-    """Return how much slow clients left unread: in the end, and when they read on."""
+    """Return the bytes that slow clients left unread: at the end, and when they read on."""
     slow = [one for one in readings.values() if one.resumed_ns is not None]
     if not slow:
         return {}
@@ -359,7 +360,7 @@ def _bytes_unread(readings: Readings) -> dict[str, int]:
 
 
 def _add_interference(spans: Spans, steps: list[Forward], found: list[FinalRequest]) -> None:
-    """Add what steps took longer for an oversized prompt than steps of as many decodes alone."""
+    """Add the extra time of steps with an oversized prompt over decode-only steps of that size."""
     oversized = {r.request_id for r in found if (r.external_id or "").startswith("big-")}
     alone_ns: dict[int, list[int]] = defaultdict(list)
     for step in steps:
@@ -378,7 +379,7 @@ def _add_interference(spans: Spans, steps: list[Forward], found: list[FinalReque
 
 
 def _add_recomputing(spans: Spans, steps: list[Forward], held: set[str]) -> None:
-    """Add the steps in which those who had been thrown out computed their tokens again."""
+    """Add the steps in which preempted requests recomputed their tokens."""
     has_computed: set[str] = set()
     for step in steps:
         for name in held.intersection(step.chunks):
@@ -387,10 +388,10 @@ def _add_recomputing(spans: Spans, steps: list[Forward], held: set[str]) -> None
             has_computed.add(name)
 
 
-T = TypeVar("T", Strike, Forward)
+T = TypeVar("T", FaultInterval, Forward)
 
 
-def _told(folder: Path, name: str, kind: type[list[T]]) -> list[T]:
+def _decoded(folder: Path, name: str, kind: type[list[T]]) -> list[T]:
     told: list[T] = []
     for path in folder.glob(f"{name}-*.json"):
         told += msgspec.json.decode(path.read_bytes(), type=kind)
@@ -410,7 +411,7 @@ def _port(server: subprocess.Popen[bytes], folder: Path) -> int:
 
 
 def _idlest_core() -> int:
-    """Return the core that others use least, in a moment's look."""
+    """Return the least used core over a short interval."""
     before = _idle_by_core()
     time.sleep(_LOOK_S)
     after = _idle_by_core()
@@ -424,13 +425,13 @@ def _idle_by_core() -> dict[int, int]:
 
 
 def _ours_s() -> float:
-    """Return how long this process and its children that have ended have computed."""
+    """Return the processor time of this process and its ended children."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _busy_s() -> float:
-    """Return how long all cores have computed since the machine came up."""
+    """Return the processor time of all cores since boot."""
     fields = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
     ticks = list(map(int, fields))
     idle = ticks[3] + ticks[4]

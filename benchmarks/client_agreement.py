@@ -1,4 +1,4 @@
-"""Our TTFT and E2E against the load generator's own clock.
+"""TTFT and E2E of InferScope against the load generator's own clock.
 
     inferscope demo --headless --out FOLDER
     python benchmarks/client_agreement.py FOLDER
@@ -18,7 +18,7 @@ BOUND_MS = 5.0
 
 
 def main() -> int:
-    """Compare and print; exit 1 if the bound is missed."""
+    """Compare and print; exit with 1 if the bound is missed."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--out", type=Path)

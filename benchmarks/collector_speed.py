@@ -1,4 +1,4 @@
-"""How fast the fold is: steps per second of one core, at 64 slices a step.
+"""Speed of the fold: steps per second of one core, at 64 slices per step.
 
 Writes records of a busy engine (64 requests decoding, one prefill chunk in every fourth step,
 requests finishing and arriving) and folds them as `attach` would, in fold order with Ticks. The
@@ -62,7 +62,7 @@ def busy_engine(
     gap_ns: int = GAP_NS,
     start_ns: int = 1_000_000_000,
 ) -> Iterator[Record]:
-    """Yield the records of an engine's ring, in the order in which it would write them.
+    """Yield the records of an engine's ring, in the order of writing.
 
     Args:
         num_steps: of them.
@@ -126,7 +126,7 @@ def memory_mb() -> float:
 
 
 def fold_rates(frames: list[tuple[int, bytes]], num_steps: int) -> tuple[Collector, list[float]]:
-    """Fold a ring's frames, in tenths.
+    """Fold a ring's frames in ten parts.
 
     Returns:
         The fold, and the µs of processor time that a step took in each tenth, best first.

@@ -1,13 +1,12 @@
-"""What joining counter samples costs the fold: µs per step, beside folding the same steps without.
+"""Cost of joining counter samples in the fold: µs per step over the same steps without samples.
 
 The steps are those of `collector_speed`; two sources sample the engine's device ten times a second.
-Steps are folded without and with them in turns, now one first and now the other, and what a turn
-differs by is told: its median, quartiles and least. Another process on the core, or on its twin,
-makes all of it larger. A part of the cost comes with every step, another with every tenth of a
-second, however many steps are in it, and a third with every request that ends: so it is measured
-with steps of 9 ms, and with steps as short as 5,000 a second have. Both last for more windows than
-a regression needs; which of these found something is told, too. Steps of 9 ms are also folded with
-PM sampling in place of the two sources: 18 windows lie within each.
+Steps are folded alternately without and with samples, in either order. The report gives the
+difference's median, quartiles and minimum. Load on the core or its sibling enlarges all of them.
+The cost has a part per step, a part per 100 ms bucket and a part per ended request, so it is
+measured with steps of 9 ms and with 5,000 steps per second. Both last for more windows than a
+regression needs; the report states which regressions succeeded. Steps of 9 ms are also folded with
+PM sampling in place of the two sources: each contains 18 windows.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ PM_WINDOW_NS = 500_000
 PM_WORDS = ("sm_active_share", "busy_share", "dram_share", "tensor_share")
 PM_BYTES = ("dram_read_bytes", "dram_write_bytes")
 WALL_NS = 1_790_000_000_000_000_000
-"""That the wall clock, which PM samples are stamped by, is ahead by."""
+"""Nanoseconds by which the wall clock, which stamps PM samples, is ahead."""
 SHAPES = {"9_ms": (9_000_000, 300_000, 1), "0.2_ms": (0, 100_000, 6)}
-"""What steps take at least, what is between them, and how many times as many there are; up to
-0.4 ms are drawn on top."""
+"""Least duration of a step and gap between steps, in nanoseconds, and the relative number of
+steps; up to 0.4 ms are drawn on top."""
 
 
 def samples(until_ns: int) -> Iterator[Record]:
-    """Yield what two sources tell of the device, from its first step on."""
+    """Yield the samples of two sources of the device, from its first step on."""
     draw, now_ns = random.Random(0), 1_000_000_000
     while now_ns < until_ns:
         begin_ns, now_ns = now_ns, now_ns + SAMPLE_NS
@@ -55,7 +54,7 @@ def samples(until_ns: int) -> Iterator[Record]:
 
 
 def pm_samples(until_ns: int) -> Iterator[Record]:
-    """Yield what PM sampling tells of the device: every 100 ms an anchor and 200 windows."""
+    """Yield the device's PM samples: every 100 ms an anchor and 200 windows."""
     draw, now_ns = random.Random(0), 1_000_000_000
     num = SAMPLE_NS // PM_WINDOW_NS
     while now_ns < until_ns:
@@ -78,7 +77,7 @@ def pm_samples(until_ns: int) -> Iterator[Record]:
 
 
 def in_order(rings: Iterable[Iterable[Record]]) -> list[Item]:
-    """Return the records of some rings, numbered from 1, in the order of the fold."""
+    """Return the records of some rings, numbered from 1, in fold order."""
     merger = Merger()
     for ring, records in enumerate(rings, 1):
         for sequence, record in enumerate(records):
@@ -87,7 +86,7 @@ def in_order(rings: Iterable[Iterable[Record]]) -> list[Item]:
 
 
 def fold_us(items: list[Item], num_steps: int) -> tuple[Collector, float]:
-    """Fold an engine's ring and a sampler's; return the µs of processor time that a step took."""
+    """Fold an engine's ring and a sampler's; return µs of processor time per step."""
     gc.collect()
     collector = Collector()
     collector.fold(0, RingOpened(1, 1, "made-up", "core", 0, 1, "host", "boot", 1, 1))
@@ -101,7 +100,7 @@ def fold_us(items: list[Item], num_steps: int) -> tuple[Collector, float]:
 def in_turns(
     without: list[Item], with_samples: list[Item], *, num_steps: int, num_turns: int
 ) -> dict[str, object]:
-    """Fold records without and with samples, in turns; return what a step took, in µs."""
+    """Fold records without and with samples alternately; return µs per step."""
     took_us: tuple[list[float], list[float]] = ([], [])
     found = None
     for turn in range(num_turns):

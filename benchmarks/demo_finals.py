@@ -1,4 +1,4 @@
-"""What became final in `samples/demo.isr`, for benchmarks of those who are told of it."""
+"""Final records of `samples/demo.isr`, for benchmarks of exporters."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
 BATCH = 64
 
 
-class Told:
-    """A sink that keeps what it is told."""
+class RecordingSink:
+    """A sink that records all final records."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Create an empty sink."""
         self.steps: list[FinalStep] = []
         self.requests: list[FinalRequest] = []
 
     def step(self, step: FinalStep) -> None:
-        """Keep a step."""
+        """Append a step."""
         self.steps.append(step)
 
     def request(self, request: FinalRequest) -> None:
-        """Keep a request."""
+        """Append a request."""
         self.requests.append(request)
 
 
-def told_of_demo() -> Told:
-    """Fold the demo once, and return what became final."""
-    told = Told()
-    source = open_source(DEMO, sinks=(told,))
+def demo_records() -> RecordingSink:
+    """Fold the demo once and return its final records."""
+    recorded = RecordingSink()
+    source = open_source(DEMO, sinks=(recorded,))
     catch_up(source)
     source.close()
-    return told
+    return recorded
 
 
 def full_step(like: FinalStep, number: int) -> FinalStep:
-    """Return a step of a full batch, one member of which changes in every tenth."""
+    """Return a full batch's step; one request changes in every tenth."""
     ones = like.tokens[:1].repeat(BATCH)
     return replace(
         like,

@@ -1,4 +1,4 @@
-"""The Shapley value of what was measured: from the costs of coalitions, and from nothing else.
+"""The exact Shapley value, computed from measured costs of coalitions alone.
 
 A coalition is a part of a step's requests, its cost the time of a step with just these. Two tables
 give the value exactly:
@@ -25,7 +25,7 @@ def of_subsets(cost: Floats) -> Floats:
     """Return each player's value: [players].
 
     Args:
-        cost: [2^players] or [2^players, samples], of each coalition; that of nobody is 0.
+        cost: [2^players] or [2^players, samples], cost of each coalition; the empty one's is 0.
     """
     num = len(cost).bit_length() - 1
     coalitions = np.arange(len(cost))
@@ -40,10 +40,10 @@ def of_subsets(cost: Floats) -> Floats:
 
 
 def of_classes(cost: Floats) -> tuple[Floats, float]:
-    """Return each chunk's value, and what all decodes have together.
+    """Return each chunk's value, and the total value of the decodes.
 
     Args:
-        cost: [2^chunks, decodes + 1], of a set of chunks with k decodes; that of nobody is 0.
+        cost: [2^chunks, decodes + 1], cost of a set of chunks with k decodes; the empty one's is 0.
     """
     num_chunks, num_decodes = len(cost).bit_length() - 1, cost.shape[1] - 1
     num = num_chunks + num_decodes
@@ -53,7 +53,7 @@ def of_classes(cost: Floats) -> tuple[Floats, float]:
             size = chunks.bit_count() + decodes
             if size == num:
                 continue
-            # The chance that a given chunk, in a random order, finds just such a coalition.
+            # The probability that a random order puts exactly this coalition before a chunk.
             chance = math.comb(num_decodes, decodes) / (num * math.comb(num - 1, size))
             for chunk in range(num_chunks):
                 if not chunks >> chunk & 1:
@@ -63,16 +63,16 @@ def of_classes(cost: Floats) -> tuple[Floats, float]:
 
 
 def filled(cost: Floats, at: Ints) -> Floats:
-    """Fill in the numbers of decodes that were not measured, by straight lines between the others.
+    """Interpolate linearly between the measured numbers of decodes.
 
     Args:
         cost: [2^chunks, measured].
         at: [measured], the numbers of decodes, rising from 0.
 
     Returns:
-        [2^chunks, decodes + 1]. From nobody to one decode nothing is filled in: `at` holds 0 and 1.
+        [2^chunks, decodes + 1]. Nothing is interpolated below one decode: `at` holds 0 and 1.
     """
-    assert at[0] == 0, "without the step that has no decodes"
-    assert at[-1] == 0 or at[1] == 1, "a step's fixed cost lies between nobody and one"
+    assert at[0] == 0, "the step without decodes is missing"
+    assert at[-1] == 0 or at[1] == 1, "a step's fixed cost lies between no decode and one"
     every = np.arange(at[-1] + 1)
     return np.stack([np.interp(every, at, row) for row in cost])

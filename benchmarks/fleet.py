@@ -1,4 +1,4 @@
-"""A fleet of made-up engines that write real rings in real time, at a cost that hides nobody's.
+"""A fleet of synthetic engines that write real rings in real time, at a low cost.
 
 An engine's records are those of `collector_speed.busy_engine`, with what a probe adds: a keyframe
 every ten seconds and a report on itself every tenth of a second. To make them takes longer than to
@@ -43,11 +43,11 @@ HEALTH_NS = 100_000_000
 PAUSE_S = 0.004
 _NO_END = 1 << 40
 _JITTER_NS = 200_000
-"""By which `busy_engine` lengthens a step, in the middle."""
+"""Nanoseconds by which `busy_engine` lengthens a step on average."""
 
 
 class Score:
-    """What the engines of one score have to write, in order of time.
+    """Records that the engines of one score write, in order of time.
 
     Attributes:
         num_steps: written so far, by each of them.
@@ -55,7 +55,7 @@ class Score:
     """
 
     def __init__(self, seed: int, *, batch: int, rate_hz: float, start_ns: int) -> None:
-        """Take what makes the records, and when they begin."""
+        """Create the source of the records, which start at `start_ns`."""
         step_ns = round(1e9 / rate_hz) - GAP_NS - _JITTER_NS
         records = busy_engine(_NO_END, batch, seed, step_ns=step_ns, start_ns=start_ns)
         info = next(records)
@@ -70,7 +70,7 @@ class Score:
         self.num_finished = 0
 
     def due(self, now_ns: int, previous_position: int) -> Iterator[tuple[Record, int]]:
-        """Yield the records up to a time, each with the flags of its frame."""
+        """Yield the records up to a time, each with its frame's flags."""
         while self._next.t_ns <= now_ns:
             record = self._next
             self._next = next(self._records)
@@ -86,7 +86,7 @@ class Score:
 
     @property
     def next_ns(self) -> int:
-        """Return when it goes on."""
+        """Return the time of the next records."""
         return self._next.t_ns
 
     def _note(self, record: Record) -> None:
@@ -123,7 +123,7 @@ class Score:
 
 
 class Fleet:
-    """Engines, some to each score.
+    """Synthetic engines, several of which share each score.
 
     Attributes:
         names: of the engines.
@@ -134,7 +134,7 @@ class Fleet:
         self, folder: Path, num_engines: int, *, num_scores: int, batch: int, rate_hz: float,
         ring_bytes: int, start_ns: int | None = None,
     ) -> None:  # fmt: skip
-        """Make their rings; their records begin then, by default at once."""
+        """Create the rings; the records start at `start_ns`, by default now."""
         start_ns, real_ns = start_ns or time.monotonic_ns(), time.time_ns()
         num_scores = min(num_scores, num_engines)
         apart_ns = round(1e9 / rate_hz / num_scores)
@@ -157,27 +157,27 @@ class Fleet:
             self._parts[number % num_scores][1].append(ring)
 
     def play(self, until_ns: int) -> None:
-        """Write what is due, as it falls due, until a time."""
+        """Write records as they fall due, until a time."""
         while (now_ns := time.monotonic_ns()) < until_ns:
             self.write(now_ns)
             time.sleep(PAUSE_S)
 
     def write(self, now_ns: int) -> None:
-        """Write what is due by a time."""
+        """Write all records due at a time."""
         for score, rings in self._parts:
             if score.next_ns <= now_ns:
                 self.late_ns.append(now_ns - score.next_ns)
-            first = rings[0]  # all of a score stand at the same position
+            first = rings[0]  # all rings of a score are at the same position
             for record, flags in score.due(now_ns, first.last_keyframe):
                 payload = encode(record)
                 for ring in rings:
                     ring.write(record.CODE, payload, flags=flags)
             for ring in rings:
                 ring.beat(now_ns)
-                ring.set_pending(score.next_ns)  # nothing before that is to come
+                ring.set_pending(score.next_ns)  # no earlier record follows
 
     def counts(self) -> dict[str, int]:
-        """Return the steps and the finished requests of all engines so far."""
+        """Return the number of steps and of finished requests of all engines so far."""
         parts = self._parts
         return {
             "steps": sum(score.num_steps * len(rings) for score, rings in parts),
@@ -185,7 +185,7 @@ class Fleet:
         }
 
     def live_on(self, seconds_s: float) -> None:
-        """Do nothing for a while, as idle engines do: what is under way there waits for no step."""
+        """Stay idle for a while with open requests and no steps."""
         end_s = time.monotonic() + seconds_s
         while time.monotonic() < end_s:
             for _, rings in self._parts:
@@ -195,7 +195,7 @@ class Fleet:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Let go of the rings."""
+        """Close the rings."""
         for _, rings in self._parts:
             for ring in rings:
                 ring.close()

@@ -1,4 +1,4 @@
-"""What a collector takes for the engines of a host, with all exporters on.
+"""Cost of a collector for all engines of a host, with all exporters enabled.
 
 Engines that `fleet.py` makes up write real rings in real time. Beside them `inferscope collect`
 runs as anybody would start it: Prometheus's page, scraped every five seconds; OTLP's metrics, and
@@ -46,13 +46,13 @@ from probe_cost import machine
 from inferscope.collecting.shard import Shard
 
 TARGETS = {(False, 8): (0.25, 200.0), (True, 1): (0.1, 150.0)}
-"""Cores and resident MB of a collector: of a host's engines, and beside one in its pod."""
+"""Largest cores and resident MB of a collector: for a host, and as a sidecar."""
 SIDECAR = {"engines": 1, "only": "prometheus,otlp"}
 SCRAPE_S = 5.0
 SETTLE_S = 4.0
-"""After the last record, until all that is due is exported."""
+"""Seconds from the last record until all exports are complete."""
 END_S = 30.0
-"""For the collector, once asked to end: it reads what is left and sends it."""
+"""Seconds for a collector's shutdown: it reads and exports the remaining records."""
 EXPORTERS = ("prometheus", "otlp", "parquet", "slo", "pins")
 _MEMORY = Path("/dev/shm")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -72,7 +72,7 @@ _SLO = """slos:
 
 
 def receive() -> None:
-    """Count traces, and posts of metrics, until stdin ends; then print the numbers."""
+    """Count traces and posts of metrics until stdin ends; then print the counts."""
     told = {"traces": 0, "posts": 0, "metrics_posts": 0, "bytes": 0}
 
     class Receiver(BaseHTTPRequestHandler):
@@ -91,7 +91,7 @@ def receive() -> None:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Suppress the server's log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -140,17 +140,17 @@ def configuration(
 
 
 class Watch(threading.Thread):
-    """Looks at processes once a second: their processor time by thread, and memory, summed."""
+    """Sampler of processes, once a second: processor time by thread, and summed memory."""
 
     def __init__(self, pids: list[int]) -> None:
         super().__init__(daemon=True)
         self._pids = pids
         self._is_over = threading.Event()
         self.rows: list[tuple[float, float, float, float]] = []
-        """Time, s of all threads, s of the first one, resident MB."""
+        """Time, seconds of all threads, seconds of the first thread, resident MB."""
 
     def run(self) -> None:
-        """Look until it is over."""
+        """Sample until stopped."""
         with suppress(OSError, StopIteration):  # one has ended
             while not self._is_over.wait(1.0):
                 all_s = sum(cpu_s(f"/proc/{pid}/stat") for pid in self._pids)
@@ -158,12 +158,12 @@ class Watch(threading.Thread):
                 self.rows.append((time.monotonic(), all_s, main_s, memory_mb(self._pids, "VmRSS")))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._is_over.set()
         self.join()
 
     def found(self, since_s: float, until_s: float) -> dict[str, float]:
-        """Return what it took within a window."""
+        """Return the cost within a window."""
         rows = [row for row in self.rows if since_s <= row[0] <= until_s]
         if len(rows) < 3:
             raise SystemExit("nothing was measured: give more --seconds than --warm-up, by some.")
@@ -198,7 +198,7 @@ def memory_mb(pids: list[int], name: str) -> float:
 
 
 def scrape(url: str) -> tuple[float, str]:
-    """Return how long a scrape took, in ms, and its page."""
+    """Return a scrape's duration in ms, and its page."""
     asked = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     began_s = time.perf_counter()
     with urllib.request.urlopen(asked, timeout=30) as answer:
@@ -214,7 +214,7 @@ def total(page: str, name: str) -> float:
 
 
 def dropped(page: str) -> dict[str, float]:
-    """Return what is missing, by stage and reason, where anything is."""
+    """Return the losses by stage and reason, if any."""
     found: dict[str, float] = {}
     for labels, num in re.findall(
         r"^inferscope_records_dropped_total\{([^\n]*)\} (\S+)", page, re.MULTILINE
@@ -226,7 +226,7 @@ def dropped(page: str) -> dict[str, float]:
 
 
 class Scraper(threading.Thread):
-    """Scrapes as Prometheus does, and notes how far the pages are behind the engines."""
+    """Scraper like Prometheus that measures how far the pages lag behind the engines."""
 
     def __init__(self, urls: list[str], fleet: Fleet, pids: list[int]) -> None:
         super().__init__(daemon=True)
@@ -234,14 +234,14 @@ class Scraper(threading.Thread):
         self._is_over = threading.Event()
         self.took_ms: list[float] = []
         self.behind: list[float] = []
-        """Requests that engines had finished and the pages did not tell."""
+        """Finished requests that the pages did not show yet."""
         self.page = ""
-        """All of them, one after another."""
+        """Durations of all scrapes, in order."""
         self._seen: list[tuple[float, float, float]] = []
-        """When, the collectors' processor time by then, and the steps that they told."""
+        """Time, the collectors' processor time so far, and the number of steps shown."""
 
     def run(self) -> None:
-        """Scrape until it is over."""
+        """Scrape until stopped."""
         while not self._is_over.wait(SCRAPE_S):
             self.once()
 
@@ -261,14 +261,14 @@ class Scraper(threading.Thread):
         self._seen.append((time.monotonic(), spent_s, total(self.page, STEPS)))
 
     def us_per_step(self, since_s: float) -> float | None:
-        """Return the processor time of a step that was told since then, of however many are due."""
+        """Return µs of processor time per step shown since then."""
         seen = [each for each in self._seen if each[0] >= since_s]
         if len(seen) < 2 or seen[-1][2] == seen[0][2]:
             return None
         return (seen[-1][1] - seen[0][1]) / (seen[-1][2] - seen[0][2]) * 1e6
 
     def stop(self) -> None:
-        """Scrape no more."""
+        """Stop scraping."""
         self._is_over.set()
         self.join()
 
@@ -284,7 +284,7 @@ def written(folder: Path) -> dict[str, int]:
 
 
 def requests_of(exported: dict[str, Any]) -> list[float]:
-    """Return how many requests came out, at each exporter that gives out all of them."""
+    """Return the number of requests from each exporter that exports all of them."""
     found = {"parquet": "requests", "prometheus": "requests"}
     if exported.get("otlp", {}).get("keep_share") == 1:
         found["otlp"] = "traces"
@@ -292,7 +292,7 @@ def requests_of(exported: dict[str, Any]) -> list[float]:
 
 
 def free_ports(num: int) -> int:
-    """Return the first of so many ports that are free, one behind the other."""
+    """Return the first of `num` consecutive free ports."""
     while True:
         with ExitStack() as held:
             first = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
@@ -317,7 +317,7 @@ def begin(options: argparse.Namespace, config: Path, shard: Shard) -> subprocess
 
 
 def wait_for(urls: list[str]) -> None:
-    """Wait until collectors have looked for the first time."""
+    """Wait until collectors have scanned for the first time."""
     late_s = time.monotonic() + END_S
     for url in urls:
         page = ""
@@ -330,7 +330,7 @@ def wait_for(urls: list[str]) -> None:
 
 
 def end(collectors: list[subprocess.Popen[bytes]]) -> bool:
-    """End collectors as a service manager would; tell whether they did so in time."""
+    """Stop collectors with SIGTERM; return whether they exited in time."""
     for collector in collectors:
         collector.send_signal(signal.SIGTERM)
     late_s = time.monotonic() + END_S
@@ -342,7 +342,7 @@ def end(collectors: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str, Any]:
-    """Run fleet, receiver and collectors; return what was seen."""
+    """Run fleet, receiver and collectors; return the results."""
     receiver = subprocess.Popen(
         [sys.executable, __file__, "--receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

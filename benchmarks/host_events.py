@@ -1,4 +1,4 @@
-"""Events of a device that is this host, for measuring hooks that time steps by events."""
+"""Events of a device that is the host itself, to measure hooks that time steps by events."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 
 class HostEvents:
-    """Events that hold the time at which they were recorded; the device has passed each at once."""
+    """Events that store the time of recording; the device passes each at once."""
 
     def new(self) -> list[int]:
-        """Make an event."""
+        """Create an event."""
         return [0]
 
     def record(self, event: list[int]) -> None:
-        """Take the time."""
+        """Store the current time."""
         event[0] = time.perf_counter_ns()
 
     def record_aside(self, event: list[int]) -> None:
-        """Take the time, off the stream of the steps."""
+        """Store the current time, off the steps' stream."""
         event[0] = time.perf_counter_ns()
 
     def is_done(self, event: list[int]) -> bool:
-        """Return True: the host has passed it."""
+        """Return True: the host has passed the event."""
         return True
 
     def elapsed_ms(self, start: list[int], end: list[int]) -> float:
-        """Return the time between two events."""
+        """Return the milliseconds between two events."""
         return (end[0] - start[0]) / 1e6
 
     def is_capturing(self) -> bool:
@@ -35,24 +35,24 @@ class HostEvents:
         return False
 
     def aside(self) -> AbstractContextManager[bool]:
-        """Allow any thread to ask."""
+        """Return a context in which any thread may query."""
         return nullcontext(True)
 
     def reset(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no event is stored."""
 
 
 class QueuedEvents(HostEvents):
-    """The same, of a device that has passed all but the newest."""
+    """Events of a device that has passed all but the newest."""
 
     def __init__(self) -> None:
         self._newest: Any = None
 
     def record(self, event: list[int]) -> None:
-        """Take the time; the device has not passed it until the next is recorded."""
+        """Store the time; the device passes it when the next event is recorded."""
         event[0] = time.perf_counter_ns()
         self._newest = event
 
     def is_done(self, event: list[int]) -> bool:
-        """Return whether another one was recorded since."""
+        """Return whether another event was recorded since."""
         return event is not self._newest

@@ -1,4 +1,4 @@
-"""The product's own server with one fault in it, which knows by its own clock when it struck.
+"""The product's server with one injected fault, timed by the fault's own clock.
 
     python benchmarks/injecting.py serve FAULT_AS_JSON
     python benchmarks/injecting.py burn FAULT_AS_JSON
@@ -10,7 +10,7 @@ sleeps until the file `armed` is there. When its process ends, it leaves what it
 
     sleep       the scheduler sleeps before it plans a step             (engine)
     tokenise    the tokeniser takes its time, in a thread of its own    (API server)
-    blocks      somebody else holds most of the KV blocks               (engine)
+    blocks      another holder takes most of the KV blocks               (engine)
     forget      compiled shapes are forgotten; compiling again sleeps   (engine)
     burn        a co-tenant computes on the step loop's core            (a process of its own)
     none        the server is well; its clients may not be
@@ -41,28 +41,28 @@ _LOOK_S = 0.02
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is to go wrong, and where it tells of it."""
+    """A fault to inject, and the file for its report."""
 
     kind: Kind
     seed: int
     folder: str
     chance: float = 0.0
-    """By step, or by prompt."""
+    """Probability per step or per prompt."""
     least_ms: float = 0.0
     most_ms: float = 0.0
-    """A strike's length is drawn from between."""
+    """Upper bound of a fault's random length, in milliseconds."""
     blocks: int = 0
-    """KV blocks that are left."""
+    """Number of KV blocks left free."""
     core: int | None = None
-    """Where the step loop has to run; None leaves it to the system."""
+    """Core to which the step loop is pinned; None leaves the choice to the system."""
 
     def draw(self) -> random.Random:
-        """Return the fault's own random numbers."""
+        """Return the fault's own random generator."""
         return random.Random(f"{self.seed}/{self.kind}")
 
 
-class Strike(msgspec.Struct, frozen=True, array_like=True):
-    """The fault, once: from when until when, and for which requests (by the engine's ids)."""
+class FaultInterval(msgspec.Struct, frozen=True, array_like=True):
+    """Start and end of one occurrence of the fault, and its requests (by the engine's IDs)."""
 
     what: str
     start_ns: int
@@ -71,33 +71,32 @@ class Strike(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
-    """A forward pass by a stopwatch around it."""
+    """A forward pass timed by a stopwatch around it."""
 
     start_ns: int
     end_ns: int
     robbed_ns: int
-    """Of it, time in which its thread had no core and was not put to sleep by the fault."""
+    """Nanoseconds of it without a core, except for the fault's own sleep."""
     robbed_before_ns: int
-    """The same between the last pass and this one, where somebody is in both."""
+    """The same between the last pass and this one, if they share a request."""
     request_ids: list[str]
     chunks: dict[str, int]
-    """Tokens of those with more than one."""
+    """Tokens of the requests with more than one."""
 
 
 class Notes:
-    """What a faulty process has to tell, kept in memory until it ends."""
+    """Observations of a faulty process, kept in memory until it ends."""
 
     def __init__(self, fault: Fault) -> None:
         self._folder = Path(fault.folder)
         self._armed = self._folder / "armed"
         self._looked_s = 0.0
         self._is_armed = False
-        self.strikes: list[Strike] = []
+        self.strikes: list[FaultInterval] = []
         self.steps: list[Forward] = []
 
-    @property
-    def is_armed(self) -> bool:
-        """Tell whether the fault may strike; the file is looked for now and then."""
+    def poll_armed(self) -> bool:
+        """Return whether the fault may occur; check the file now and then."""
         now_s = time.monotonic()
         if not self._is_armed and now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
@@ -105,7 +104,7 @@ class Notes:
         return self._is_armed
 
     def write(self) -> None:
-        """Leave everything in the folder."""
+        """Write everything to the folder."""
         for name, told in (("strikes", self.strikes), ("steps", self.steps)):
             if told:
                 path = self._folder / f"{name}-{os.getpid()}.json"
@@ -116,7 +115,7 @@ class Notes:
 
 
 def break_engine(fault: Fault, notes: Notes) -> None:
-    """Put the fault, and the stopwatch, around functions of the engine."""
+    """Wrap functions of the engine with the fault and the stopwatch."""
     from inferscope.engine.runner import Runner
     from inferscope.engine.scheduler import Scheduler
 
@@ -142,10 +141,10 @@ def break_engine(fault: Fault, notes: Notes) -> None:
         if not is_placed and fault.core is not None:
             is_placed = True
             os.sched_setaffinity(0, {fault.core})  # this is the step loop's thread
-        if fault.kind == "sleep" and self.running and notes.is_armed:
+        if fault.kind == "sleep" and self.running and notes.poll_armed():
             if draw.random() < fault.chance:
                 strike("sleep", [request.request_id for request in self.running])
-        elif fault.kind == "blocks" and not is_taken and notes.is_armed:
+        elif fault.kind == "blocks" and not is_taken and notes.poll_armed():
             surplus = self.pool.num_available - fault.blocks
             if surplus > 0 and not self.running:
                 self.pool.allocate(surplus)
@@ -157,12 +156,12 @@ def break_engine(fault: Fault, notes: Notes) -> None:
             since_ns = held_since.pop(request.request_id, None)
             if since_ns is not None:
                 ids = [request.request_id]
-                notes.strikes.append(Strike("held", since_ns, time.monotonic_ns(), ids))
+                notes.strikes.append(FaultInterval("held", since_ns, time.monotonic_ns(), ids))
         return plan
 
     def run_noted(self: Any, step: int, plan: Any, probe: Any) -> Any:
         plan_now[0] = plan
-        if fault.kind == "forget" and notes.is_armed and draw.random() < fault.chance:
+        if fault.kind == "forget" and notes.poll_armed() and draw.random() < fault.chance:
             self._seen_buckets.clear()
         return run(self, step, plan, probe)
 
@@ -170,7 +169,7 @@ def break_engine(fault: Fault, notes: Notes) -> None:
         start_ns, cpu_ns, before_ns = time.monotonic_ns(), time.thread_time_ns(), slept_ns
         slices = plan_now[0].slices
         ids = [part.request.request_id for part in slices]
-        if fault.kind == "forget" and batch.is_cold and notes.is_armed:
+        if fault.kind == "forget" and batch.is_cold and notes.poll_armed():
             strike("compile", ids)
         tokens = execute(self, batch)
         end_ns, end_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
@@ -188,24 +187,24 @@ def break_engine(fault: Fault, notes: Notes) -> None:
     Runner.execute = execute_timed  # type: ignore[method-assign]
 
 
-def _slept(what: str, seconds: float, request_ids: list[str]) -> Strike:
+def _slept(what: str, seconds: float, request_ids: list[str]) -> FaultInterval:
     start_ns = time.monotonic_ns()
     time.sleep(seconds)
-    return Strike(what, start_ns, time.monotonic_ns(), request_ids)
+    return FaultInterval(what, start_ns, time.monotonic_ns(), request_ids)
 
 
 # --- the API servers' processes -------------------------------------------------------------------
 
 
 def break_front_end(fault: Fault, notes: Notes) -> None:
-    """Put the fault around functions of the API server, and note when answers were complete."""
+    """Wrap functions of the API server with the fault, and record completion times."""
     from inferscope.engine.server.exchange import Choice, Exchange
 
     tokens_of, take_tokens = Exchange._tokens, Choice.take_tokens
     draw = fault.draw()
 
     async def tokenise(self: Any, call: Any) -> Any:
-        if notes.is_armed and draw.random() < fault.chance:
+        if notes.poll_armed() and draw.random() < fault.chance:
             seconds = draw.uniform(fault.least_ms, fault.most_ms) / 1e3
             ids = [choice.request_id for choice in self.choices]
             # In a thread, as the server itself does with prompts that take long.
@@ -215,7 +214,7 @@ def break_front_end(fault: Fault, notes: Notes) -> None:
     def take(self: Any, tokens: Any, finish: Any) -> None:
         if finish is not None:
             now_ns = time.monotonic_ns()
-            notes.strikes.append(Strike("complete", now_ns, now_ns, [self.request_id]))
+            notes.strikes.append(FaultInterval("complete", now_ns, now_ns, [self.request_id]))
         take_tokens(self, tokens, finish)
 
     if fault.kind == "tokenise":
@@ -227,7 +226,7 @@ def break_front_end(fault: Fault, notes: Notes) -> None:
 
 
 class _FaultySupervisor(Supervisor):
-    """Starts this file in the place of the product's modules, one of which it then runs."""
+    """Launcher that starts this file in place of the product's modules."""
 
     async def _start(self, name: str, *modules: str, settings: dict[str, object]) -> Any:
         return await super()._start(
@@ -236,7 +235,7 @@ class _FaultySupervisor(Supervisor):
 
 
 def serve(fault: Fault, *, num_blocks: int, max_running: int) -> int:
-    """Serve the built-in model until a signal; the port is in the folder's file `port`."""
+    """Serve the built-in model until a signal; the folder's file `port` holds the port."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     os.environ[_VARIABLE] = msgspec.json.encode(fault).decode()

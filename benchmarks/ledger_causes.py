@@ -1,4 +1,4 @@
-"""Injected causes: does the ledger name what went wrong, and by how much?
+"""Injected causes: whether the ledger names the injected cause, and with which duration.
 
     python benchmarks/ledger_causes.py [--only CAUSE] [--requests N] [--seed N] [--out FILE]
 
@@ -14,13 +14,13 @@ missed its objective counts; the top cause that `attribution.breach` names has t
 one. Its row has to have grown by what was injected, from the request's twin in the clean part to
 the request, and all other rows by nothing.
 
-A machine that has other work robs the step loop of its core, which the loop's own clock tells
-(time gone less time of its thread). A request that was robbed of more than was injected had two
-things wrong and is not judged; that a clean one, robbed of what it was over, is told `slowdown` or
-`cpu_gap` is true. Both are counted beside. With much of that the objectives mean nothing: run this
-where `others' cores` stays below 0.1.
+Other load takes the step loop's core away, which the loop's own clock shows (elapsed time minus its
+thread's time). A request that lost more time this way than by the fault has two causes and is not
+judged. If a clean request exceeded its objective by such a loss, `slowdown` or `cpu_gap` is true.
+Both are counted separately. Frequent losses make the objectives meaningless: run this while
+`others' cores` stays below 0.1.
 
-The rules were tuned with seeds below 100; what is reported has seeds from 100 on.
+The rules were tuned with seeds below 100; reported results use seeds from 100 on.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from inferscope.collector.finals import FinalRequest
 from inferscope.records import CAUSES
 
 SLACK = 1.25
-"""Frozen: objectives are this times the 99th percentile of the calibration."""
+"""Frozen factor of the objectives over the calibration's 99th percentile."""
 FAULTS = frozenset(
     {"frontend", "preempted", "recompute", "cpu_gap", "slowdown", "cold_start", "output",
      "delivery", "decode_interference"}
 )  # fmt: skip
-"""Naming one of these is an accusation. Where nothing was injected, it is a false one."""
+"""Causes whose naming is an accusation, which is false if nothing was injected."""
 ROBBERY = frozenset({"slowdown", "cpu_gap"})
-"""What a step loop that is robbed of its core shows. Where its own clock says that it was, for as
-long as the request was over, the accusation is true, though nobody of ours was the robber."""
+"""Causes of a step loop without its core. If its own clock shows that for as long as the request
+exceeded its objective, the accusation is true although no fault was injected."""
 LEAST_STRUCK_NS = 1_000_000
 NAMED_SHARE, MAGNITUDE, OTHERS, FALSE_SHARE = 0.95, 0.15, 0.05, 0.02
 
@@ -153,7 +153,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def passes(row: dict[str, Any]) -> bool:
-    """Tell whether a row meets all targets."""
+    """Return whether a row meets all targets."""
     return (
         row["breaching"] >= 100
         and row["named_share"] >= NAMED_SHARE
@@ -173,7 +173,7 @@ def measure(scenario: Scenario, *, seed: int, requests: int | None) -> dict[str,
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if a target is missed."""
+    """Measure, print a table and write JSON; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=[one.name for one in SCENARIOS], metavar="CAUSE")
     parser.add_argument("--requests", type=int, help="of the faulty part (default: by cause)")
@@ -205,7 +205,7 @@ def main() -> int:
 
 
 def write(path: Path, rows: list[dict[str, Any]], *, seed: int, about: dict[str, Any]) -> None:
-    """Write what was measured so far."""
+    """Write the results so far."""
     result = {
         "machine": about,
         "versions": {

@@ -1,4 +1,4 @@
-"""How fast the load generator can go before it is late: its own limit, not a server's.
+"""Highest request rate of the load generator before it falls behind, independent of a server.
 
     python benchmarks/load_generator.py [--out FILE]
 
@@ -42,7 +42,7 @@ SHAPES = {"short answers": (4, (100, 200, 400, 800, 1200, 1600, 2400)),
           "long answers": (128, (10, 25, 50, 100, 150, 200, 300))}  # fmt: skip
 CHUNK_GAP_S = 0.01
 TRIES = 3
-"""A rate is missed when every try is late: one may be the fault of what else the machine did."""
+"""Number of tries per rate. A rate is missed only if all are late, as other load may delay one."""
 
 
 def framed(data: bytes) -> bytes:
@@ -51,16 +51,16 @@ def framed(data: bytes) -> bytes:
 
 
 class Server(asyncio.Protocol):
-    """Answers every request on its connection with as many chunks as it asks for tokens."""
+    """Server protocol that answers each request with as many chunks as it requests tokens."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.received = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer the request once it is whole."""
+        """Answer the request once it is complete."""
         self.received += data
         head, end, body = self.received.partition(b"\r\n\r\n")
         length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
@@ -71,7 +71,7 @@ class Server(asyncio.Protocol):
             self.tell(num, num)
 
     def tell(self, num: int, left: int) -> None:
-        """Write a chunk now and the next one a decode step later."""
+        """Write a chunk now and schedule the next one a decode step later."""
         if left:
             self.transport.write(framed(CHUNK))
             asyncio.get_running_loop().call_later(CHUNK_GAP_S, self.tell, num, left - 1)
@@ -149,7 +149,7 @@ def _ms(duration_ns: int | None) -> float | None:
 
 
 def main() -> None:
-    """Climb, print and write."""
+    """Measure, print and write JSON."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seconds", type=float, default=4.0)
     arguments.add_argument("--out", type=Path)

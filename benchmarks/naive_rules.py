@@ -1,4 +1,4 @@
-"""How a step's time is divided where nobody asks what caused it: the rules ours is held against.
+"""Naive rules that split a step without a cost model, as a baseline for the fair split.
 
 Each takes the tokens of the step's requests and its time, and gives whole nanoseconds by request.
 """
@@ -24,5 +24,5 @@ def equal(tokens: Ints, busy_ns: int) -> Ints:
 
 
 def whole_step(tokens: Ints, busy_ns: int) -> Ints:
-    """Charge the whole step to each, as spans around steps do: the sum is batch times too much."""
+    """Charge the whole step to each request, as spans do: the sum is the batch size too large."""
     return np.full(len(tokens), busy_ns, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a trace costs: on the fold's thread, and on the courier's.
+"""Cost of a trace on the fold's thread and on the delivery thread.
 
 Folds `samples/demo.isr` once and tells the exporter's parts what became final, over and over.
 Prints microseconds of processor time.
@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from demo_finals import BATCH, full_step, told_of_demo
+from demo_finals import BATCH, demo_records, full_step
 from inferscope_otlp.exporter import OtlpExporter
 from inferscope_otlp.facts import FactTable
 from inferscope_otlp.finished import EngineResource
@@ -28,7 +28,7 @@ ENGINE = EngineResource("benchmark", "engine", "1", "model", "device")
 
 
 def us_each(work: Callable[[], object], num: int, repeats: int) -> float:
-    """Return the median cost of one of the `num` things that `work` does."""
+    """Return the median cost per item of `work`, which processes `num` items."""
     costs = []
     for _ in range(repeats):
         began = time.process_time()
@@ -44,15 +44,15 @@ def main() -> None:
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    told = told_of_demo()
-    num = len(told.requests)
-    # It is never told the wall clock, so it sends nothing and what it would send stays here.
+    recorded = demo_records()
+    num = len(recorded.requests)
+    # It is never recorded the wall clock, so it sends nothing and what it would send stays here.
     exporter = OtlpExporter({"queue_size": 1_000_000})
     exporter.open()
     assert exporter._traces is not None
-    for step in told.steps:
+    for step in recorded.steps:
         exporter.step(step)
-    for request in told.requests:
+    for request in recorded.requests:
         exporter.request(request)
     finished = list(exporter._traces[1]._waiting)
     traces = [trace_of(each, ENGINE, 1) for each in finished]
@@ -62,8 +62,8 @@ def main() -> None:
         return resource_spans(of, scope, [trace_bytes(trace) for trace in traces])
 
     long = array("q", range(0, 10_000 * 1000, 1000))
-    longer = replace(told.requests[0], token_times_ns=long, tokens_per_event=(1,) * len(long))
-    steps = [full_step(told.steps[-1], number) for number in range(2000)]
+    longer = replace(recorded.requests[0], token_times_ns=long, tokens_per_event=(1,) * len(long))
+    steps = [full_step(recorded.steps[-1], number) for number in range(2000)]
     body = encoded()
     repeats = options.repeats
     result: dict[str, object] = {
@@ -82,7 +82,7 @@ def main() -> None:
                 repeats,
             ),
             "request": us_each(
-                lambda: [exporter.request(each) for each in told.requests], num, repeats
+                lambda: [exporter.request(each) for each in recorded.requests], num, repeats
             ),
             "request_of_10000_tokens": us_each(
                 lambda: [exporter.request(longer) for _ in range(10)], 10, repeats

@@ -1,7 +1,7 @@
-"""What benchmarks of pairs conclude: stretches with and without something, measured in turn.
+"""Statistics of paired benchmarks: stretches with and without a feature, measured alternately.
 
-What else the machine does meets both halves of a pair alike, so their ratio is told and not their
-difference, with an interval from drawing the pairs again (bootstrap).
+Other load affects both halves of a pair alike, so the results are ratios instead of differences,
+with an interval from resampled pairs (bootstrap).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAIRS_PER_TAIL = 10
 
 
 class Pair(NamedTuple):
-    """Steps with what is measured, and as many without, in nanoseconds."""
+    """Nanoseconds of steps with the feature, and of as many without."""
 
     on: list[int]
     off: list[int]
@@ -42,7 +42,7 @@ def p99_ratio(pairs: list[Pair]) -> float:
 
 
 def grouped(pairs: list[Pair]) -> list[Pair]:
-    """Join pairs that follow each other: enough steps for a tail, few enough to share a mood."""
+    """Join consecutive pairs: enough steps for a tail, few enough for equal conditions."""
     joined = []
     for first in range(0, len(pairs) - _PAIRS_PER_TAIL + 1, _PAIRS_PER_TAIL):
         group = pairs[first : first + _PAIRS_PER_TAIL]
@@ -58,7 +58,7 @@ def tail_ratio(groups: list[Pair]) -> float:
 
 
 def interval(measured: list[T], ratio: Callable[[list[T]], float]) -> list[float]:
-    """Return a ratio less one, and the ends of its 95 % bootstrap interval."""
+    """Return a ratio minus one, and the ends of its 95 % bootstrap interval."""
     draw = random.Random(0)
     drawn = sorted(ratio(draw.choices(measured, k=len(measured))) for _ in range(_NUM_RESAMPLES))
     ends = drawn[int(0.025 * _NUM_RESAMPLES)], drawn[int(0.975 * _NUM_RESAMPLES)]

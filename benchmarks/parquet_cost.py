@@ -1,4 +1,4 @@
-"""What Parquet costs: on the fold's thread, on the writer's, when files are merged, on the disk.
+"""Cost of Parquet: on the fold's thread, on the writer's, in a merge of files, and on disk.
 
 Folds `samples/demo.isr` once and writes its requests, and steps of a full batch made of its last
 one, over and over, into a temporary folder. Prints processor time and bytes.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from demo_finals import BATCH, full_step, told_of_demo
+from demo_finals import BATCH, demo_records, full_step
 from inferscope_parquet.batches import BatchBuilder, RowBatch
 from inferscope_parquet.compaction import compact
 from inferscope_parquet.folder import Folder
@@ -26,11 +26,11 @@ from inferscope.collector.finals import FinalStep
 
 STEPS = 2000
 FILES = 12
-"""An hour's, five minutes each."""
+"""Number of five-minute files in an hour."""
 
 
 def varied_step(like: FinalStep, number: int) -> FinalStep:
-    """Return a step of a full batch whose numbers differ, as a file's compression finds them."""
+    """Return a full batch's step whose values vary, as in real compression."""
     rng = np.random.default_rng(number)
     return replace(
         full_step(like, number),
@@ -40,7 +40,7 @@ def varied_step(like: FinalStep, number: int) -> FinalStep:
 
 
 def process_us(work: Callable[[], object]) -> float:
-    """Return the processor time of some work."""
+    """Return the processor time of a function."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1e6
@@ -60,8 +60,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    told = told_of_demo()
-    steps = [varied_step(told.steps[-1], number) for number in range(STEPS)]
+    recorded = demo_records()
+    steps = [varied_step(recorded.steps[-1], number) for number in range(STEPS)]
     taken, written = list[float](), {"steps": list[float](), "requests": list[float]()}
     merged = {"steps": list[float](), "requests": list[float]()}
     sizes = dict[str, float]()
@@ -71,7 +71,7 @@ def main() -> None:
         taken.append(process_us(lambda g=gatherer: [g.step(step) for step in steps]) / STEPS)
         batches = {
             "steps": RowBatch(steps, offset_ns=0, ends_files=True),
-            "requests": RowBatch(requests=told.requests, offset_ns=0, ends_files=True),
+            "requests": RowBatch(requests=recorded.requests, offset_ns=0, ends_files=True),
         }
         for name, batch in batches.items():
             num = len(batch.steps) or len(batch.requests)
@@ -89,7 +89,7 @@ def main() -> None:
     result = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
-        "requests": len(told.requests),
+        "requests": len(recorded.requests),
         "fold_thread_us": {f"step_of_{BATCH}": round(sorted(taken)[middle], 2)},
         "writer_thread_us": {
             f"step_of_{BATCH}": round(sorted(written["steps"])[middle], 2),

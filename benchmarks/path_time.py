@@ -25,16 +25,16 @@ STEP = (
     *("schedule", "execute_model", "get_grammar_bitmask", "sample_tokens", "update_from_output"),
     *("_model_forward", "_bookkeeping_sync"),
 )
-"""Hooked methods that are called once in every step; the last two within others."""
+"""Hooked methods called once in every step; the last two are nested in others."""
 _now = time.thread_time_ns
 Replaced = tuple[Any, str, Any, Any]
 
 
 class PathTimes:
-    """Instruments hooks that are in place, and adds up what they take."""
+    """Instrumentation of installed hooks that sums their durations."""
 
     def __init__(self, replaced: Iterable[Replaced]) -> None:
-        """Take what a `Patches` has replaced; all methods not called in every step are left out."""
+        """Instrument the methods replaced by a `Patches`, except those not called in every step."""
         self._replaced = [one for one in replaced if one[1] in STEP]
         self._originals = {
             (owner, name): _cell(ours, "call").cell_contents
@@ -54,7 +54,7 @@ class PathTimes:
             setattr(owner, name, self._outer(name, ours if is_on else _nothing(inner), entered))
 
     def restore(self) -> None:
-        """Take the instruments out."""
+        """Remove the instrumentation."""
         for owner, name, _, ours in self._replaced:
             _cell(ours, "call").cell_contents = self._originals[owner, name]
             setattr(owner, name, ours)

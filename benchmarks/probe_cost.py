@@ -1,4 +1,4 @@
-"""What the probe's calls cost, one after another with everything in the cache.
+"""Cost of the probe's calls, in sequence with warm caches.
 
 The lower bound: within an engine, whose weights push our code out of the cache between two steps,
 the same calls cost several times as much (probe_overhead.py measures that). Prints ns per call and
@@ -47,7 +47,7 @@ CALLS = ("plan", "start", "stop", "slices", "emitted")
 
 
 def machine() -> dict[str, Any]:
-    """Describe where this runs, and how busy it is."""
+    """Describe this machine and its load."""
     names = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -63,7 +63,7 @@ def machine() -> dict[str, Any]:
 
 
 def calls(probe: Probe, batch: int) -> dict[str, Callable[[], None]]:
-    """Return a step's calls, as an engine makes them."""
+    """Return a step's calls in an engine's order."""
     indices = [probe.queued(f"request-{i}", prompt_tokens=500) for i in range(batch)]
     ones, zeros, phases = (1,) * batch, (0,) * batch, (DECODE,) * batch
     contexts = tuple(range(500, 500 + batch))
@@ -108,7 +108,7 @@ def measure(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, 
 
 
 class Repeated:
-    """An engine's steps of unchanged rows: stated by `same_step`, in full where that is refused."""
+    """An engine's steps of unchanged rows: recorded by `same_step`, or in full if it refuses."""
 
     def __init__(self, probe: Probe, batch: int) -> None:
         self.probe, self.step, self.spent_ns = probe, 0, 0
@@ -118,7 +118,7 @@ class Repeated:
         self.contexts = tuple(range(500, 500 + batch))
 
     def one(self) -> None:
-        """State and time a step, whose record also holds what the one before it emitted."""
+        """Record and time a step, including the previous step's emission."""
         self.step = step = self.step + 1
         probe, numbers = self.probe, {"waiting": 3, "running": self.batch, "blocks_used": 900}
         now_ns = time.perf_counter_ns
@@ -141,7 +141,7 @@ class Repeated:
 
 
 def measure_same(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[str, float]:
-    """Return ns of a `same_step`, µs of a step with its span, and the bytes it takes."""
+    """Return ns of a `same_step`, and µs and bytes of a step with its span."""
     engine = Repeated(probe, batch)
     rounds_us, calls_ns = [], []
     now_ns = time.perf_counter_ns
@@ -160,7 +160,7 @@ def measure_same(probe: Probe, batch: int, *, repeats: int, steps: int) -> dict[
 
 
 def bytes_per_step(probe: Probe, kinds: tuple[type[Record], ...]) -> float:
-    """Return the bytes of ring that one frame of each of these records takes, mean over all."""
+    """Return the mean bytes that a frame of each of these records occupies in the ring."""
     sizes: dict[int, list[int]] = {kind.CODE: [] for kind in kinds}
     if probe.path is None:
         return 0.0
@@ -174,7 +174,7 @@ def bytes_per_step(probe: Probe, kinds: tuple[type[Record], ...]) -> float:
 
 
 def measure_beside(probe: Probe, num_threads: int, *, steps: int) -> tuple[float, float]:
-    """Return mean and maximum of a step's cost in µs, at batch 64 and beside computing threads."""
+    """Return mean and maximum of a step's cost in µs, at batch 64 with computing threads."""
     parts = calls(probe, 64)
     is_over = False
 
@@ -205,7 +205,7 @@ def measure_beside(probe: Probe, num_threads: int, *, steps: int) -> tuple[float
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--steps", type=int, default=1000)

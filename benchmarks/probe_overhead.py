@@ -1,4 +1,4 @@
-"""The probe on against off, on the reference engine: what observing costs, and how sure that is.
+"""Overhead of the probe on the reference engine: probe on against off, with its uncertainty.
 
 One process, one engine, one batch decoding; a few steps with the probe and as many without, in
 random order, make a pair, while a reader in another process follows the ring. What else the machine
@@ -49,7 +49,7 @@ while True:
 
 
 class Timed:
-    """A probe whose calls are timed; everything else goes straight through."""
+    """A probe with timed calls; all other attributes are passed through."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -59,7 +59,7 @@ class Timed:
 
     @property
     def on(self) -> bool:
-        """Tell whether the probe records."""
+        """Return whether the probe records."""
         return self._probe.on
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ class Timed:
 
 
 class Decoding:
-    """A full batch that decodes as long as it is asked to."""
+    """A full batch that decodes until it is closed."""
 
     def __init__(self, engine: Engine, probe: Probe, batch: int, *, most_steps: int) -> None:
         """Submit the batch and run its prefill; the probe knows its requests."""
@@ -130,7 +130,7 @@ def run_pairs(
 
 
 def calls_ns(engine: Engine, probe: Probe, batch: int) -> float:
-    """Return what a step's calls take in the engine, whose weights have emptied the caches."""
+    """Return the nanoseconds of a step's calls in the engine, whose weights evict the caches."""
     read = {True: 0.0, False: 0.0}
     num_rounds, num_steps = 12, 10
     decoding = Decoding(engine, probe, batch, most_steps=2 * num_rounds * (num_steps + 1) + 16)
@@ -167,7 +167,7 @@ def compare(engine: Engine, probe: Probe, batch: int, *, pairs: int, steps: int)
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    """Measure, print a table and write JSON; return 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="random:small-100m")
     parser.add_argument("--dtype", default="auto")

@@ -1,4 +1,4 @@
-"""The processor time of another process, by the kernel's own clock of it."""
+"""Processor time of another process, read from the kernel's clock of that process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CPUCLOCK_SCHED = 2
 
 
 def process_cpu_ns(pid: int) -> int:
-    """Return the processor time of a process so far, all its threads together (Linux).
+    """Return the processor time of a process so far, over all its threads (Linux).
 
     Raises:
         OSError: there is no such process.

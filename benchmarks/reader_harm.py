@@ -1,4 +1,4 @@
-"""What harm readers and clients can do to the engine's steps: none, or so this should show.
+"""Effect of misbehaving readers and clients on the engine's steps, which must be none.
 
     stopped reader      a recorder that follows the ring is SIGSTOPped, against one that runs
     killed collector    `inferscope collect` dies by SIGKILL, against one that runs
@@ -7,7 +7,7 @@
 
 Stretches with and without the misfortune alternate in random order; from all pairs the ratio of the
 99th percentiles of the step times, with a bootstrap interval. The engine has one core, the rest
-another. Told is whether the interval holds 1, or lies below: then no harm is seen.
+another. The benchmark passes if the interval contains 1 or lies below it.
 
     python benchmarks/reader_harm.py --pairs 20 --out reader_harm.json
 """
@@ -43,23 +43,23 @@ from inferscope.ring.reader import Frame, RingReader
 BATCH = 16
 _READY_S = 30.0
 _SETTLE_S = 1.5
-"""A collector that has just started reads history."""
+"""Seconds in which a just started collector reads history."""
 _NO_LIMIT = resource.RLIM_INFINITY
 
 
 def command(*arguments: str) -> list[str]:
-    """Return a command line of ours, to run on the last core."""
+    """Return one of our command lines, to run on the last core."""
     return [sys.executable, "-m", "inferscope", *arguments]
 
 
 def set_aside(pid: int) -> None:
-    """Give a process the last core."""
+    """Pin a process to the last core."""
     if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(pid, {(os.cpu_count() or 1) - 1})
 
 
 def start(*arguments: str, says: str) -> subprocess.Popen[str]:
-    """Start a command and wait until it says that it is ready, on stderr."""
+    """Start a command and wait until it reports on stderr that it is ready."""
     process = subprocess.Popen(
         command(*arguments), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -81,7 +81,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def stopped_reader(folder: Path) -> Iterator[Callable[[bool], None]]:
-    """Yield what stops a recorder, or lets it go on."""
+    """Yield functions that stop a recorder or resume it."""
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen(
             command("record", str(os.getpid()), "-o", str(folder / "run.isr")), stderr=said
@@ -94,7 +94,7 @@ def stopped_reader(folder: Path) -> Iterator[Callable[[bool], None]]:
 
 @contextmanager
 def killed_collector(folder: Path) -> Iterator[Callable[[bool], None]]:
-    """Yield what kills a collector, or starts another one."""
+    """Yield functions that kill a collector or start another one."""
     file = folder / "collect.yaml"
     file.write_text("exporters: {prometheus: {port: 0}}\npins: off\n", encoding="utf-8")
     running: list[subprocess.Popen[str]] = []
@@ -113,7 +113,7 @@ def killed_collector(folder: Path) -> Iterator[Callable[[bool], None]]:
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[Callable[[bool], None]]:
-    """Yield what lets a collector pin where there is room, or where there is none."""
+    """Yield functions that let a collector pin with or without free space."""
     file = folder / "collect.yaml"
     pins = f"pins: {{folder: {folder}/pins, before_s: 5, after_s: 0.1, on: [signal]}}"
     file.write_text(f"exporters: {{prometheus: {{port: 0}}}}\n{pins}\n", encoding="utf-8")
@@ -158,7 +158,7 @@ class Stream:
     """One streaming request on a socket of its own."""
 
     def __init__(self, port: int, num_tokens: int) -> None:
-        """Ask; read nothing yet."""
+        """Send the request without reading the response."""
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         self.socket.connect(("127.0.0.1", port))
@@ -168,7 +168,7 @@ class Stream:
         self.socket.sendall(head.encode() + body)
 
     def read(self) -> bool:
-        """Read what is there; False at the end."""
+        """Read the available bytes; return False at the end."""
         try:
             return b"[DONE]" not in self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -176,7 +176,7 @@ class Stream:
 
 
 def stretch(port: int, ring: Path, *, num_deaf: int, seconds: float) -> list[int]:
-    """Stream to a full batch of clients, some of whom read nothing; return the steps' ns."""
+    """Stream to a full batch of clients, some of which do not read; return the steps' ns."""
     streams = [Stream(port, 1500) for _ in range(BATCH // 2)]
     time.sleep(0.3)
     began_ns = time.monotonic_ns()
@@ -233,7 +233,7 @@ def against_clients(rings: Path, *, pairs: int, seconds: float) -> Iterator[Pair
 
 
 def row(name: str, pairs: list[Pair]) -> dict[str, Any]:
-    """Return what the pairs say."""
+    """Return the results of the pairs."""
     middle, low, high = interval(pairs, p99_ratio)
     return {
         "misfortune": name,
@@ -245,7 +245,7 @@ def row(name: str, pairs: list[Pair]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if harm is seen."""
+    """Measure, print a table and write JSON; return 1 if steps are slowed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=120, help="per stretch")

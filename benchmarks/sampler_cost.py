@@ -1,4 +1,4 @@
-"""What a sampler costs: processor time of its process beside engines, and of each source's reads.
+"""Cost of a sampler: processor time of its process next to engines, and of each source's reads.
 
 The process is the real one, measured by the kernel's clock of it over some seconds, once it has
 begun; which of its sources had something to read here is part of the result. The reads of NVML and
@@ -52,7 +52,7 @@ sys.stdin.read()
 
 @contextmanager
 def engines(num: int, environment: dict[str, str]) -> Iterator[None]:
-    """Have processes with rings, for the host's source to tell of."""
+    """Start processes with rings, which the host source reports on."""
     words = [sys.executable, "-c", _ENGINE]
     running = [
         subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -69,7 +69,7 @@ def engines(num: int, environment: dict[str, str]) -> Iterator[None]:
 
 
 def whole_process(counters: str, seconds: float, num_engines: int) -> dict[str, Any]:
-    """Return the share of a core that a sampler takes, and what it wrote meanwhile."""
+    """Return the share of a core that a sampler uses, and its records meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "INFERSCOPE_DIR": folder, "INFERSCOPE_RING_MB": "16"}
         words = [sys.executable, "-m", "inferscope", "sampler", "--counters", counters]
@@ -95,7 +95,7 @@ def whole_process(counters: str, seconds: float, num_engines: int) -> dict[str, 
 
 
 def written(path: Path, from_ns: int, to_ns: int) -> dict[str, Any]:
-    """Return how many samples of each source a ring holds of a time, and how large they are."""
+    """Return the number and the size of each source's samples in a time range of a ring."""
     reader = RingReader(path)
     num_by_source: dict[str, int] = {}
     num_bytes = 0
@@ -113,7 +113,7 @@ def written(path: Path, from_ns: int, to_ns: int) -> dict[str, Any]:
 
 
 def replayed_reads(repeats: int) -> dict[str, float]:
-    """Return the median µs of processor time of a read of each source over a replayed driver."""
+    """Return the median µs of processor time per read of each source over a replayed driver."""
     recording = Recording.of(H200)
     recording.told["devices"][0]["turns"] = recording.told["devices"][0]["turns"][1:2]
     pynvml.nvmlLib = RecordedLibrary(recording)
@@ -129,7 +129,7 @@ def replayed_reads(repeats: int) -> dict[str, float]:
 
 
 class _Hurried(SystemClock):
-    """A clock on which 100 ms pass between any two looks."""
+    """A clock that advances 100 ms between any two readings."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -150,7 +150,7 @@ def _median_us(read: Callable[[int], object], repeats: int) -> float:
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--counters", default="auto")
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -1,4 +1,4 @@
-"""What a scrape takes: three engines with a thousand live requests, while their records are folded.
+"""Cost of a scrape: three engines with a thousand live requests, while their records are folded.
 
 A child folds made-up records of busy engines at the pace at which they would be written, looks once
 a second and serves the page, as `inferscope collect` does. This process scrapes it over HTTP, as
@@ -37,7 +37,7 @@ ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.
 
 
 def serve(num_engines: int, batch: int, seconds_s: float) -> None:
-    """Fold at the records' own pace and serve the page, until they end."""
+    """Fold records in real time and serve the page, until they end."""
     sys.setswitchinterval(SWITCH_S)
     told: list[tuple[int, int, Record]] = []
     for engine in range(1, num_engines + 1):

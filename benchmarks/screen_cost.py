@@ -1,4 +1,4 @@
-"""What the live screen costs: 2,000 live requests at 4 Hz on a real pseudo-terminal.
+"""Cost of the live screen: 2,000 live requests at 4 Hz on a real pseudo-terminal.
 
 The screen runs in a child process on a pty, so that diffing, escape sequences and writing count
 too. Its snapshots are built beforehand: only the screen is measured. The parent presses `u` at
@@ -84,7 +84,7 @@ def _snapshot(tick: int, num_requests: int) -> Snapshot:
 
 
 class _Prepared:
-    """Snapshots made beforehand, given round and round with times that go on."""
+    """Source that replays prepared snapshots in a loop with advancing times."""
 
     title = "benchmark"
 
@@ -100,7 +100,7 @@ class _Prepared:
         return replace(made, mono_ns=mono_ns, real_ns=1_790_000_000 * SECOND + mono_ns)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
 
 def _child(num_requests: int, refresh_hz: float, seconds_s: float, report_fd: int) -> None:
@@ -127,7 +127,7 @@ def _child(num_requests: int, refresh_hz: float, seconds_s: float, report_fd: in
 def measure(
     num_requests: int, refresh_hz: float, seconds_s: float, num_keys: int
 ) -> dict[str, float]:
-    """Run the screen on a pty; give its share of one core, and its answers to keys."""
+    """Run the screen on a pty; return its share of one core, and its answers to keys."""
     report_in, report_out = os.pipe()
     pid, terminal = pty.fork()
     if pid == 0:
@@ -159,7 +159,7 @@ def measure(
 
 
 def _drain(terminal: int, *, until: int | None) -> int:
-    """Read what the screen writes until the other end speaks or closes; give the bytes."""
+    """Read the screen's output until the other end writes or closes; return the bytes."""
     num_bytes = 0
     while True:
         ready, _, _ = select.select([terminal] + ([until] if until is not None else []), [], [], 60)
@@ -190,7 +190,7 @@ def _press(terminal: int, i: int) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=5.0)

@@ -1,4 +1,4 @@
-"""What serving teaches: a varied load on the real engine, folded into a cost model that is frozen.
+"""A varied load on the real engine, folded into a cost model that is then frozen.
 
 The load and the steps that are taken apart later are drawn from the same ranges, with other random
 numbers: a model is asked about steps like those it has seen, and never about one that it has seen.
@@ -27,16 +27,16 @@ from inferscope.probe import Probe
 TOKEN_BUDGET = 256
 MAX_RUNNING = 64
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 512
-"""Of fewer tokens, a chunk's part of a large step is too small to be measured."""
+"""Smallest chunk in tokens: a smaller one's share of a large step cannot be measured."""
 LONGEST_OUTPUT = 96
 LONGEST_REQUEST = LONGEST_PROMPT + LONGEST_OUTPUT
 LARGEST_WITH_ALL_SUBSETS = 6
 _NUM_BLOCKS = 2400
 _STEPS_PER_LEVEL = (4, 32)
 _LULL = 0.4
-"""Of levels that everybody leaves before anybody comes."""
+"""Share of load levels that start only after all earlier requests have ended."""
 _ARRIVALS = (0.1, 6.0)
-"""Per step, on average: now one at a time, which leaves budget unused, now more than it holds."""
+"""Mean arrivals per step: from unused budget to overload."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Frozen:
 
 
 def open_engine(name: str, dtype: str) -> tuple[Engine, Runner]:
-    """Load a model, to be run by one thread of this process."""
+    """Load a model that one thread of this process runs."""
     torch.set_num_threads(1)
     options = EngineOptions(
         token_budget=TOKEN_BUDGET,
@@ -75,7 +75,7 @@ def open_engine(name: str, dtype: str) -> tuple[Engine, Runner]:
 
 
 def learn(engine: Engine, name: str, draw: random.Random, num_steps: int) -> Frozen:
-    """Serve a load under the probe, fold what it wrote, and freeze the model."""
+    """Serve a load under the probe, fold its records and freeze the model."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
         engine.probe = Probe.open(describe(engine, name=name))
@@ -132,7 +132,7 @@ def serve(engine: Engine, draw: random.Random, num_steps: int) -> int:
 
 
 def _drain(engine: Engine) -> int:
-    """Let what is under way come to its end; return how many steps that took."""
+    """Run all requests to completion; return the number of steps."""
     num_steps = 0
     while engine.has_work:
         engine.step()
@@ -141,7 +141,7 @@ def _drain(engine: Engine) -> int:
 
 
 def step_shapes(draw: random.Random, num_steps: int) -> list[StepShape]:
-    """Draw mixed steps: a quarter of them small, the others from there to a full batch."""
+    """Draw mixed steps: a quarter of them small, the others up to a full batch."""
     num_small = num_steps // 4
     small = [4 + at % (LARGEST_WITH_ALL_SUBSETS - 3) for at in range(num_small)]
     num_large = num_steps - num_small
@@ -154,7 +154,7 @@ def step_shapes(draw: random.Random, num_steps: int) -> list[StepShape]:
 
 
 def _small(draw: random.Random, num: int) -> StepShape:
-    """Draw a step whose decodes have unlike contexts."""
+    """Draw a step whose decodes have different contexts."""
     num_chunks = draw.randint(1, 3)
     num_decodes = num - num_chunks
     decodes = [Part(1, _context(draw), is_sampled=True) for _ in range(num_decodes)]
@@ -162,7 +162,7 @@ def _small(draw: random.Random, num: int) -> StepShape:
 
 
 def _large(draw: random.Random, num: int, num_chunks: int) -> StepShape:
-    """Draw a step whose decodes are alike, but for a token or two, as no real batch is without."""
+    """Draw a step whose decodes differ by a token or two, as in any real batch."""
     num_decodes, context = num - num_chunks, _context(draw)
     decodes = [Part(1, context + at % 3, is_sampled=True) for at in range(num_decodes)]
     return StepShape(_chunks(draw, num_chunks, num_decodes), tuple(decodes), is_pooled=True)
@@ -186,5 +186,5 @@ def _context(draw: random.Random) -> int:
 
 
 def log_uniform(draw: random.Random, least: float, most: float) -> float:
-    """Draw a number, each octave as likely as any other."""
+    """Draw a number from a log-uniform distribution."""
     return float(least * (most / least) ** draw.random())

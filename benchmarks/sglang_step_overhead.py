@@ -1,4 +1,4 @@
-"""What observing costs SGLang per step before its dispatch, and what is hidden behind it.
+"""Overhead per SGLang step before its dispatch, and the part hidden behind it.
 
 A real SGLang engine on the CPU, offline, with random weights: its forward pass evicts the caches in
 each step, as that of any engine does. In its scheduler's process every hook is put between two
@@ -63,7 +63,7 @@ Hook = Callable[..., Any]
 
 
 def defer(watch: Any, *, is_deferring: bool) -> None:
-    """Record steps, and time them, as on a device, or at once as on a CPU."""
+    """Record steps and time them, deferred as on a device or at once as on a CPU."""
     from inferscope.probe import EventTimer, HostTimer
 
     watch._is_deferring = watch._results._is_deferring = is_deferring
@@ -77,7 +77,7 @@ def _empty(_: Any, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
 
 
 class Instrument:
-    """Reads the clock around the hooks in a scheduler's process; its `sitecustomize` makes one."""
+    """Timer around the hooks in a scheduler's process, created by its `sitecustomize`."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -90,7 +90,7 @@ class Instrument:
         self._is_floor = False
 
     def install(self) -> None:
-        """Put the clock around the hooks of SGLang's scheduler."""
+        """Install the timer around the hooks of SGLang's scheduler."""
         from inferscope.adapters.sglang_hooks import SchedulerHooks
         from inferscope.probe import deferred
 
@@ -205,7 +205,7 @@ def _median_us(values_ns: Any) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    """Measure, print a table and write JSON; return 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--model", choices=SHAPES, default="70m", help="whose layers")

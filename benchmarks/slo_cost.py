@@ -1,4 +1,4 @@
-"""What objectives cost a collector: per finished request, per bad one, per Tick with many there.
+"""Cost of objectives in a collector: per finished request, per bad one, per Tick with many.
 
     python benchmarks/slo_cost.py [--json FILE]
 
@@ -39,7 +39,7 @@ _OBJECTIVES = Objectives(
 
 
 def finished(number: int, *, ttft_ms: int, num_tokens: int = 200) -> FinalRequest:
-    """Return a request of the usual length."""
+    """Return a request of typical length."""
     first_ns, gap_ns = ttft_ms * _MS, 20 * _MS
     times = array("q", [first_ns + at * gap_ns for at in range(num_tokens)])
     queue_ns, decode_ns = first_ns - 80 * _MS, times[-1] - first_ns
@@ -66,7 +66,7 @@ def judge() -> Judge:
 
 
 def median_us(run: Callable[[], None], num: int) -> float:
-    """Return what one of `num` took, in the median round."""
+    """Return the duration of one of `num` items in the median round."""
     rounds = []
     for _ in range(_ROUNDS):
         began_ns = time.perf_counter_ns()

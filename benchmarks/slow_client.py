@@ -1,4 +1,4 @@
-"""Clients that ask for several long answers at once, some of which stop reading in the middle.
+"""Clients that request several long answers at once, some of which stop reading midway.
 
 A client that does not read leaves its answer in the buffers of two kernels and of the server. To be
 noticed, it must leave more than they hold: here each answer's stream is over 256 KiB, and the
@@ -19,14 +19,14 @@ from random import Random
 from typing import TypeAlias
 
 _ANSWERS = 8
-"""To one prompt, in one stream."""
+"""Number of answers to one prompt, in one stream."""
 _AT_ONCE = 3
 _RECEIVE_BUFFER_BYTES = 144 << 10
 """As asked for. The kernel doubles it and here holds 290 kB of an answer's 490; the rest is the
 server's to keep."""
 _PAUSE = 1.5
 _LEAST_S, _MOST_S = 0.3, 0.8
-"""A slow client does not read for so many times as long as answers take, and something between."""
+"""Range of a slow client's pause without reads, in multiples of an answer's duration."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reading:
 
 
 Readings: TypeAlias = dict[str, Reading]
-"""By the names that the requests were sent under."""
+"""Slow clients by the name of their requests."""
 
 
 async def read_answers(
@@ -60,7 +60,7 @@ async def read_answers(
     slow_share: float,
     draw: Random,
 ) -> Readings:
-    """Have a few clients ask one after another, until there are so many answers.
+    """Run a few clients one after another, until enough answers have arrived.
 
     Args:
         port: the server's.

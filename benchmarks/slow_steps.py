@@ -1,4 +1,4 @@
-"""Injected causes of slow steps: does `inferscope findings` name them, and nothing on clean runs?
+"""Injected causes of slow steps: whether `inferscope findings` names them, and only them.
 
     python benchmarks/slow_steps.py [--only CAUSE] [--seeds N] [--first-seed N] [--out FILE]
 
@@ -49,7 +49,7 @@ EXPECTED = {
 SECONDS = {"other_machine": 2.5}
 _SECONDS = 8.0
 RATES = {"other_machine": 12.0, "misfit": 14.0, "cold_shapes": 20.0}
-"""Requests per second."""
+"""Arrival rate in requests per second."""
 _RATE = 10.0
 _WARM_RUNNING = 2
 _ROBBED = 0.15
@@ -57,7 +57,7 @@ _CGROUP = Path("/sys/fs/cgroup/cpu")
 
 
 def serve(cause: str, seed: int, seconds: float) -> None:
-    """Serve a load on the reference engine, with the cause's fault in it; print what was robbed."""
+    """Serve a load on the reference engine with the cause's fault; print the CPU time lost."""
     import torch
 
     from inferscope.engine import EngineOptions, Sampling, load_engine
@@ -137,7 +137,7 @@ def serve(cause: str, seed: int, seconds: float) -> None:
 
 
 def run(cause: str, seed: int) -> dict[str, Any]:
-    """Run one cause once; return what was found."""
+    """Run one cause once; return the findings."""
     seconds = SECONDS.get(cause, _SECONDS)
     rng = random.Random(seed)
     core = rng.choice(sorted(os.sched_getaffinity(0)))
@@ -166,7 +166,7 @@ def run(cause: str, seed: int) -> dict[str, Any]:
 
 
 def judge(folder: Path) -> dict[str, Any]:
-    """Return what the findings say of the rings."""
+    """Return the findings of the rings."""
     from inferscope.collector.source import catch_up, open_source
     from inferscope.findings import RunSummarizer, findings
     from inferscope.findings.slow_steps import reason
@@ -226,7 +226,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """Return right, undecided or WRONG; on a clean run right is that nothing is accused."""
+    """Return right, undecided or WRONG; a clean run is right if it accuses nothing."""
     others = row["evidence"].get("cpus_used_by_others", 0.0)
     is_busy = others > 0.1 * (os.cpu_count() or 1)
     if row["cause"] == "clean":
@@ -238,7 +238,7 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure and print a table; 1 where a target is missed."""
+    """Measure and print a table; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=sorted(EXPECTED), metavar="CAUSE")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each cause (%(default)s)")

@@ -1,10 +1,10 @@
-"""What serving streams costs the engine's step loop: its period with a front end against without.
+"""Cost of serving streams: the engine's step period with a front end against without.
 
 One engine, one loop. In short stretches, in random order within each pair, the same full batch
-decodes for streaming HTTP clients, through an API server in another process, or for nobody. The
-loop's period (from one step's start to the next one's, sending included) is taken while exactly the
-whole batch decodes. The step loop has one core, all else another. Beside it, the time spent
-in sending, measured within the loop: it stays true where the machine has other work.
+decodes for streaming HTTP clients, through an API server in another process, or without clients.
+The loop's period (from one step's start to the next one's, sending included) is taken while
+exactly the whole batch decodes. The step loop has one core, all else another. Beside it, the time
+spent in sending, measured within the loop: it stays true where the machine has other work.
 
 The rule (ENGINE.md): at 2,000 chunks a second or more the median period grows by less than 2 %.
 
@@ -40,7 +40,7 @@ from inferscope.engine.server.parent import STOP
 from inferscope.probe import Probe
 
 MODEL = "random:hidden=256,layers=6,heads=4,kv_heads=2,ffn=768,vocab=1024"
-"""Whose steps of 16 take some 7 ms here. Sending costs the same whatever the step takes: with the
+"""Model whose steps of 16 take some 7 ms. The cost of sending is independent of the step: with the
 built-in model, in steps of 3 to 4 ms and at twice the chunks, it is 2 to 3 %."""
 LARGEST_OVERHEAD = 0.02
 FEWEST_CHUNKS_S = 2000
@@ -70,7 +70,7 @@ for line in sys.stdin:
 
 
 class Periods:
-    """Measures an engine's loop from within, while a whole batch and nothing else decodes."""
+    """Timer within an engine's loop while only a whole batch decodes."""
 
     def __init__(self, engine: Engine, batch: int, *, core: int) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Periods:
         engine.start = self.start  # type: ignore[method-assign]
 
     def start(self, deliver: Deliver) -> None:
-        """Start the loop with its sending timed."""
+        """Start the loop with timed sending."""
 
         def timed(outputs: list[Output]) -> None:
             if not self._is_placed:  # this is the loop's thread: it has a core of its own
@@ -100,7 +100,7 @@ class Periods:
         self._start(timed)
 
     def step(self) -> list[Output]:
-        """Note when a step begins, and do it."""
+        """Store the start of a step, and run it."""
         now_ns = time.perf_counter_ns()
         scheduler = self._engine.scheduler
         is_whole = len(scheduler.running) == self._batch and not scheduler.waiting
@@ -111,12 +111,12 @@ class Periods:
         return self._step()
 
     def take(self) -> list[int]:
-        """Return what was measured since the last call, the first steps left out."""
+        """Return the measurements since the last call, without the first steps."""
         taken, self.taken_ns = self.taken_ns, []
         return taken[_WARM_STEPS:]
 
 
-def for_nobody(engine: Engine, batch: int, num_tokens: int) -> None:
+def without_clients(engine: Engine, batch: int, num_tokens: int) -> None:
     """Decode the batch without a front end."""
     sampling = Sampling(max_tokens=num_tokens, ignore_eos=True, temperature=1.0)
     for _ in range(batch):
@@ -129,7 +129,7 @@ def for_nobody(engine: Engine, batch: int, num_tokens: int) -> None:
 
 
 def for_clients(client: subprocess.Popen[str], port: int, batch: int, num_tokens: int) -> int:
-    """Decode the batch for streaming clients; return how many chunks they got."""
+    """Decode the batch for streaming clients; return the number of chunks that they received."""
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write(f"{port} {batch} {num_tokens}\n")
@@ -162,7 +162,7 @@ def compare(
                 num_chunks = for_clients(client, port, batch, num_tokens)
                 sending_ns += periods.sending_ns
             else:
-                for_nobody(engine, batch, num_tokens)
+                without_clients(engine, batch, num_tokens)
             median_ns[is_served] = statistics.median(periods.take())
         if pair:  # the first one warms everything up
             ratios.append(median_ns[True] / median_ns[False])
@@ -181,7 +181,7 @@ def compare(
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    """Measure, print a table and write JSON; return 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", default="float32")

@@ -1,4 +1,4 @@
-"""What it costs to price, split and explain steps as tables, by the steps of a table.
+"""Cost of pricing, splitting and explaining steps as tables, by the number of steps in a table.
 
 Each variant does the same steps: decodes, every tenth step with a chunk of a prompt among them, in
 every hundredth two. A table is made anew from columns for each window. The variants take turns in
@@ -52,7 +52,7 @@ class Steps:
         self.is_prefill = self.tokens > 1
 
     def as_tables(self, model: StepModel, window: int, *, with_blame: bool = False) -> None:
-        """Do the same, a window at a time, and weigh blame if it is asked for."""
+        """Process the steps one window at a time, with blame if requested."""
         for start in range(0, self.num, window):
             num = min(window, self.num - start)
             at = slice(start * self.batch, (start + num) * self.batch)
@@ -93,7 +93,7 @@ def measure(batch: int, *, rounds: int, num: int) -> dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=500, help="of a variant in a round")

@@ -1,4 +1,4 @@
-"""From measured coalitions to the truth of a step, and from there to how wrong each rule is."""
+"""Scores of every splitting rule against a step's measured coalition costs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from inferscope.cost.step_table import StepTable
 Floats = NDArray[np.float64]
 
 SURE = 0.05
-"""A request's truth is told well enough to judge by where its halves differ by no more."""
+"""Largest difference of a request's halves for which its measured share counts as reliable."""
 MOST_MEDIAN, MOST_P95, MOST_MISALLOCATED, MOST_OF_NAIVE = 0.05, 0.15, 0.04, 1 / 3
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a step's measurements say.
+    """Measurements of a step.
 
     Attributes:
         shares_ns: [requests], the Shapley value, chunks first.
@@ -39,12 +39,12 @@ class Truth:
 
     @property
     def step_ns(self) -> float:
-        """Return what the whole step takes."""
+        """Return the duration of the whole step."""
         return float(self.shares_ns.sum())
 
 
 def truth(shape: StepShape, run: Coalitions, runs: Runs) -> Truth:
-    """Value a step's requests by what was measured."""
+    """Compute the measured shares of a step's requests."""
     cost_ns = costs_ns(runs)
     chunks_alone = 2 ** len(shape.chunks)
     if run.decodes_at is None:
@@ -66,7 +66,7 @@ def shares_ns(shape: StepShape, run: Coalitions, cost_ns: Floats) -> Floats:
 
 
 def priced(frozen: Frozen, shape: StepShape) -> Priced:
-    """Return a step as the cost model prices it."""
+    """Return a step priced by the cost model."""
     tokens, sampled, contexts = (
         np.array(column, dtype=np.int64)
         for column in zip(
@@ -98,7 +98,7 @@ def divided(frozen: Frozen, shape: StepShape, step_ns: float) -> dict[str, Float
 
 
 def judge(frozen: Frozen, shape: StepShape, run: Coalitions, runs: Runs) -> dict[str, Any]:
-    """Hold every rule against the truth of one step."""
+    """Compare every rule with the measured shares of one step."""
     true = truth(shape, run, runs)
     num_chunks = len(shape.chunks)
     step_ns = true.step_ns
@@ -138,22 +138,22 @@ def grouped(shares: Floats, num_chunks: int) -> Floats:
 
 
 def relative(found: Floats, true: Floats) -> Floats:
-    """Return errors relative to the truth."""
+    """Return errors relative to the measured shares."""
     return np.abs(found - true) / true
 
 
 def differing(one: Floats, other: Floats) -> Floats:
-    """Return by how much two halves differ, relative to their mean."""
+    """Return the difference of two halves relative to their mean."""
     return 2 * np.abs(one - other) / (one + other)
 
 
 def misallocated(found: Floats, true: Floats) -> float:
-    """Return the part of a step that goes to the wrong requests."""
+    """Return the part of a step assigned to the wrong requests."""
     return float(0.5 * np.abs(found - true).sum() / true.sum())
 
 
 def is_sure(true: Truth) -> NDArray[np.bool_]:
-    """Tell which requests' truth is sure; of like decodes, one stands for all."""
+    """Return which requests' shares are reliable; one decode represents all like it."""
     sure: NDArray[np.bool_] = differing(*true.halves_ns) <= SURE
     same = np.zeros(len(sure), dtype=np.bool_)
     same[1:] = true.shares_ns[1:] == true.shares_ns[:-1]
@@ -180,7 +180,7 @@ def interference(frozen: Frozen, shape: StepShape, true: Truth) -> dict[str, flo
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each rule's scores over all steps, and what the ledger's interference misses by."""
+    """Return each rule's scores over all steps, and the error of the ledger's interference."""
     told = {
         "split_half": spread([error for row in rows for error in row["split_half"]]),
         "split_half_misallocated": spread([row["split_half_misallocated"] for row in rows]),
@@ -207,7 +207,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def spread(errors: list[float]) -> dict[str, float]:
-    """Describe some errors."""
+    """Return statistics of some errors."""
     if not errors:
         return {"num": 0}
     return {
@@ -220,7 +220,7 @@ def spread(errors: list[float]) -> dict[str, float]:
 
 
 def targets(scores: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return what was reached and what was to be reached, by target."""
+    """Return the reached value and the bound of each target."""
     ours, naive = scores["rules"]["fair"], scores["rules"]["tokens"]
     noise = scores["truth"]["split_half"]["median"]
     return {

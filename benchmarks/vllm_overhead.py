@@ -1,8 +1,8 @@
-"""What observing costs a real vLLM: `inferscope run -- vllm serve` against `vllm serve`.
+"""Overhead on a real vLLM: `inferscope run -- vllm serve` against `vllm serve`.
 
 Two servers of one model (70 M random weights) on the CPU, one observed, one started without us.
-Bursts of streams go to them in random order, so that what else the machine does meets both alike;
-whoever is not asked is stopped (SIGSTOP), for vLLM's processes spin while they wait. Meanwhile a
+Bursts of streams go to them in random order, so that other load affects both alike. The unused
+server is stopped (SIGSTOP) because vLLM's processes spin while they wait. Meanwhile a
 reader follows the observed one's rings. From all pairs of bursts: the median ratio of the time that
 the same tokens take, and from groups of ten pairs the median ratio of the 99th percentile of token
 gaps as the client sees them, each with a bootstrap interval. The servers are niced: a client that
@@ -67,15 +67,15 @@ while True:
 
 
 class Burst(NamedTuple):
-    """What the clients saw."""
+    """Measurements of the clients."""
 
     took_ns: int
     gaps_ns: list[int]
-    """Between two chunks of a stream."""
+    """Gaps between two chunks of a stream."""
 
 
 class Site(NamedTuple):
-    """A server, and the group of its processes."""
+    """A server and the group of its processes."""
 
     url: str
     group: int
@@ -83,7 +83,7 @@ class Site(NamedTuple):
 
 @contextmanager
 def serving(peers: Path, folder: Path, *, is_observed: bool) -> Iterator[Site]:
-    """Serve; stopped, until somebody asks."""
+    """Start a server; stop its processes until they are needed."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -133,7 +133,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None
 
 
 def burst(site: Site, *, batch: int, num_tokens: int, seed: int) -> Burst:
-    """Have a batch of streams answered at once, and the server to itself."""
+    """Start a batch of streams at once on a server that serves nothing else."""
     draw = random.Random(seed)
     prompts = [[draw.randrange(10, 4000) for _ in range(32)] for _ in range(batch)]
     os.killpg(site.group, signal.SIGCONT)
@@ -151,7 +151,7 @@ async def _stream_all(url: str, prompts: list[list[int]], num_tokens: int) -> li
 
 
 async def _stream(session: aiohttp.ClientSession, prompt: list[int], num_tokens: int) -> list[int]:
-    """Return when each chunk came."""
+    """Return the arrival times of the chunks."""
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True,
         "temperature": 0, "stream": True,
@@ -164,7 +164,7 @@ async def _stream(session: aiohttp.ClientSession, prompt: list[int], num_tokens:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 if the rule does not hold."""
+    """Measure, print and write JSON; return 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("peers", type=Path)
     parser.add_argument("--pairs", type=int, default=80)

@@ -1,4 +1,4 @@
-"""What observing costs vLLM per step: its hooks in place against taken out, in one process.
+"""Overhead per vLLM step: its hooks in place against removed, in one process.
 
 vLLM's `LLM` with random weights on the CPU, core and worker in this process, driven step by step:
 no second server, no client and no socket add their noise (`vllm_overhead.py` has them all). A
@@ -61,7 +61,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 _WARM_PAIRS = 3
 _WARM_STEPS = 4
-"""Of each batch: its prefill, and what the first steps after a change cost."""
+"""Number of excluded steps of each batch: its prefill and the first steps after a change."""
 
 
 LARGEST_PATH_US = 20
@@ -76,7 +76,7 @@ class Device:
     """
 
     def __init__(self, llm: Any, wait_ns: int) -> None:
-        """Take the model runner of an engine; its steps end `wait_ns` after their forward."""
+        """Wrap an engine's model runner; its steps end `wait_ns` after their forward pass."""
         self.after_wake_ns: list[int] = []
         executor = llm.llm_engine.engine_core.engine_core.model_executor
         runner = executor.driver_worker.worker.model_runner
@@ -103,7 +103,7 @@ class Device:
 
 
 def observe_as_on_a_device(llm: Any) -> None:
-    """Make the hooks defer, and time steps, as on CUDA, but for the cost of recording events."""
+    """Make the hooks defer and time steps as on CUDA, except for the cost of events."""
     assert CORE.kept is not None
     CORE.kept.is_early = WORKER.is_early = False
     WORKER._probe._spans.timer = EventTimer(HostEvents())
@@ -113,14 +113,14 @@ def observe_as_on_a_device(llm: Any) -> None:
 
 
 class Hooks:
-    """What the adapter has replaced in this process, to be taken out and put back."""
+    """The adapter's replacements in this process, which can be removed and restored."""
 
     def __init__(self) -> None:
         self._replaced = list(PATCHES._replaced)
         assert self._replaced, "vLLM is not observed: is inferscope installed here?"
 
     def put(self, *, is_on: bool) -> None:
-        """Have them in place, or what was there before."""
+        """Install the hooks, or the original functions."""
         assert not PATCHES.is_off, "a hook has failed: see the log"
         for owner, name, own, ours in self._replaced:
             if is_on:
@@ -223,7 +223,7 @@ def path(
 
 
 def _keep_apart(reader_pid: int) -> None:
-    """Give the engine, all its threads, a core that the reader does not use."""
+    """Pin the engine's threads to a core that the reader does not use."""
     core, *others = sorted(os.sched_getaffinity(0))
     if not others:
         return
@@ -233,7 +233,7 @@ def _keep_apart(reader_pid: int) -> None:
 
 
 def main() -> int:
-    """Measure, print a table, write JSON; 1 if the rule does not hold."""
+    """Measure, print a table and write JSON; return 1 if the rule does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--model", choices=SHAPES, default="70m", help="whose layers")

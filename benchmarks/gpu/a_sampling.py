@@ -1,4 +1,4 @@
-"""(a) Do the sampler's sources work here, at which rate, and what do they cost the engine?
+"""(a) The sampler's sources: whether they work here, at which rate, and at what cost.
 
 First come the facts of the machine and what `doctor` says. PM sampling then runs alone: copies and
 replays of a CUDA graph, both of known size, must show their bytes, and kernels must begin and end
@@ -108,20 +108,20 @@ def facts_of_machine() -> tuple[dict[str, Any], str]:
 
 def copies_alone(setting: Setting, bank: Bank) -> None:
     """Copy, then replay a graph of copies, PM sampling being the only source."""
-    told: dict[str, tuple[list[Burst], float]] = {}
+    measured: dict[str, tuple[list[Burst], float]] = {}
     work, num_bytes = copying()
     with Sampler("pm", pm_despite=setting.pm_despite) as sampler:
         sampler.of("pm")
         # Anchored only now, and for each row: clocks drift while a sampler starts.
         clock = EventClock()
-        told["copies"] = bursts(clock, work, num_bytes), clock.error_ns
+        measured["copies"] = bursts(clock, work, num_bytes), clock.error_ns
         with bank.row("graph replays"):
             replay, clock = replaying(work), EventClock()
-            told["graph replays"] = bursts(clock, replay, num_bytes), clock.error_ns
+            measured["graph replays"] = bursts(clock, replay, num_bytes), clock.error_ns
     samples, facts = sampler.of("pm"), sampler.facts("pm")
     about = " ".join(f"{word} {fact}" for word, fact in facts.items())
     bank.keep("pm facts", facts, f"pm: {about}")
-    for name, (of_it, error_ns) in told.items():
+    for name, (of_it, error_ns) in measured.items():
         row = judged(of_it, samples) | {"anchor_error_us": error_ns / 1e3}
         bank.keep(
             name,
@@ -259,7 +259,7 @@ class SmClock:
             self._nvml = None
 
     def mhz(self) -> list[int]:
-        """Return the clock now; nothing where nobody tells it."""
+        """Return the SM clock now in MHz, None if it is unavailable."""
         if self._nvml is None:
             return []
         try:
@@ -269,17 +269,17 @@ class SmClock:
 
 
 def beside_sources(setting: Setting) -> tuple[dict[str, Any], str]:
-    """Copy under all sources at once; say how much each told."""
+    """Copy under all sources at once; return each source's number of samples."""
     work, num_bytes = copying()
     with Sampler("nvml,gpm,pm", pm_despite=setting.pm_despite) as sampler:
-        told = bursts(EventClock(), work, num_bytes)
+        measured = bursts(EventClock(), work, num_bytes)
         time.sleep(1.0)
     numbers = {
         name: sum(one.source == name and bool(one.values) for one in sampler.samples)
         for name in ("nvml", "gpm", "pm")
     }
     reasons = {one.source: one.reason for one in sampler.samples if one.reason}
-    row = {"num_samples": numbers, "reasons": reasons, **judged(told, pm_of(sampler))}
+    row = {"num_samples": numbers, "reasons": reasons, **judged(measured, pm_of(sampler))}
     share = shown(row["measured_over_true"], ".3f")
     return row, f"pm beside nvml, gpm: samples {numbers}, {share} of the bytes" + "".join(
         f"; {source}: {reason}" for source, reason in reasons.items()
@@ -296,13 +296,13 @@ def beside_profiler(setting: Setting) -> tuple[dict[str, Any], str]:
         Sampler("pm", pm_despite=despite) as sampler,
         torch.profiler.profile(activities=kinds) as profiler,
     ):
-        told = bursts(EventClock(), work, num_bytes)
-    row["sampler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
+        measured = bursts(EventClock(), work, num_bytes)
+    row["sampler first"] = {**judged(measured, pm_of(sampler)), "num_kernels": kernels(profiler)}
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
         with Sampler("pm", pm_despite=despite) as sampler:
-            told = bursts(EventClock(), work, num_bytes)
-    row["profiler first"] = {**judged(told, pm_of(sampler)), "num_kernels": kernels(profiler)}
+            measured = bursts(EventClock(), work, num_bytes)
+    row["profiler first"] = {**judged(measured, pm_of(sampler)), "num_kernels": kernels(profiler)}
     reasons = [one.reason for one in sampler.samples if one.reason]
     return row, "pm beside torch.profiler: " + ", ".join(
         f"{name} {shown(part['measured_over_true'], '.3f')} of the bytes, "

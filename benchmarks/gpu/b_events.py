@@ -1,4 +1,4 @@
-"""(b) What timing events cost the host, in graphs too, and how busy the device is within a span."""
+"""(b) Host cost of timing events, also in graphs, and the device's busy share within a span."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from load import Decoding, blocks_for, open_engine
 from part import Bank, Setting, Unmet, main, release, shown
-from watched import Sampler, Windows, told
+from watched import Sampler, Windows, ring_records
 
 from inferscope.engine import Engine
 from inferscope.engine.devices import step_timer
@@ -148,7 +148,7 @@ def spans_of(engine: Engine, model: str, batch: int, sampler: Sampler) -> dict[s
             raise Unmet("the probe has no ring here")
         spans = [
             span
-            for span in told(probe.path, StepSpan)
+            for span in ring_records(probe.path, StepSpan)
             if phase.start_ns <= span.launch_start_ns <= phase.end_ns
         ]
     span_ns = sum(

@@ -1,4 +1,4 @@
-"""Copies of known size, in bursts between two events, and what counters make of them."""
+"""Copies of known size, in bursts between two events, compared with counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferscope.records import CounterSample
 _COPY_BYTES = 1 << 30
 _COPIES_PER_BURST, _BURSTS = 16, 5
 _PAUSE_S = 0.03
-"""Between bursts: the counters must see where one ends."""
+"""Pause between bursts in seconds, so that counters can separate them."""
 _EDGE_NS = 2_000_000
 
 
@@ -100,22 +100,24 @@ def replaying(work: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def judged(told: list[Burst], samples: list[CounterSample]) -> dict[str, Any]:
+def judged(measured: list[Burst], samples: list[CounterSample]) -> dict[str, Any]:
     """Hold bursts against counters; None for what they cannot tell."""
     traffic = Traffic(samples)
-    moved = [traffic.amount(burst.start_ns - _EDGE_NS, burst.end_ns + _EDGE_NS) for burst in told]
+    moved = [
+        traffic.amount(burst.start_ns - _EDGE_NS, burst.end_ns + _EDGE_NS) for burst in measured
+    ]
     seen = [
-        (burst, bytes_) for burst, bytes_ in zip(told, moved, strict=True) if bytes_ is not None
+        (burst, bytes_) for burst, bytes_ in zip(measured, moved, strict=True) if bytes_ is not None
     ]
     margin_ns = _PAUSE_S / 2 * 1e9
     edges = [
         (burst, edge)
-        for burst in told
+        for burst in measured
         if (edge := traffic.read.edges(burst.start_ns - margin_ns, burst.end_ns + margin_ns))
         is not None
     ]
     return {
-        "num_bursts": len(told),
+        "num_bursts": len(measured),
         "num_told": len(seen),
         "measured_over_true": (
             sum(bytes_ for _, bytes_ in seen) / sum(burst.num_bytes for burst, _ in seen)

@@ -31,14 +31,14 @@ _DECODES = ((1, 512), (DECODE_BATCH, DECODE_CONTEXT), (64, 512), (16, 4096))
 _PREFILLS = (256, PREFILL_TOKENS)
 _DECODE_STEPS, _PREFILL_PROMPTS = 40, 10
 _FEW_STEPS, _FEW_PROMPTS = 160, 40
-"""Of few layers: short steps, and as many windows of PM sampling."""
+"""Steps and prompts of a model with few layers, whose steps are short."""
 _LEAST_TURNS, _MOST_TURNS, _TURNS_S = 11, 60, 8.0
 _STEPS_PER_TURN = 17
 _TURN_STEPS = _MOST_TURNS * _STEPS_PER_TURN
-"""Enough for 50 windows, with some to spare."""
+"""Number of steps for 50 windows, with a margin."""
 _NCU_S = 40.0
 BOUNDS = {"decode": 0.05, "prefill": 0.20, "pm": 0.03}
-"""How far the model may be off Nsight Compute by phase, and PM sampling off it (ATTRIBUTION 7)."""
+"""Largest error of the model against Nsight Compute by phase, and of PM sampling."""
 
 
 def measure(setting: Setting, bank: Bank) -> None:
@@ -186,7 +186,7 @@ def keep_phase(bank: Bank, name: str, phase: Phase, sampler: Sampler) -> None:
 
 
 def alternate(engine: Engine) -> list[tuple[str, Phase]]:
-    """Let decodes and prefills take turns, for as many windows as the regression wants."""
+    """Alternate decodes and prefills for as many windows as the regression needs."""
     # The same weights for prompts of their own: the batch stands still meanwhile, and every byte
     # that is moved between the first phase and the last belongs to one of them.
     options = replace(engine.options, num_blocks=blocks_for(4, PREFILL_TOKENS), max_running=4)

@@ -1,8 +1,8 @@
-"""(d) The probe on against off, at batches of 1, 64 and 256: what observing costs.
+"""(d) Overhead of the probe, on against off, at batches of 1, 64 and 256.
 
 The same pairs as benchmarks/probe_overhead.py, with the probe timing steps by the device's events.
-The mean is judged. The 99th percentile is told: the steps of half a minute cannot resolve half a
-per cent of it.
+The mean is judged. The 99th percentile is only reported: half a minute of steps cannot
+resolve half a per cent of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inferscope.probe import Probe
 
 LARGEST_OVERHEAD = 0.005
 _STEPS = 8
-"""Per half of a pair."""
+"""Steps per half of a pair."""
 _LEAST_PAIRS, _MOST_PAIRS = 5, 2000
 _LONGEST = 400
 """Tokens of a request, by when its batch is begun anew."""

@@ -25,7 +25,7 @@ from inferscope.engine.devices import device_name, find_device
 from inferscope.engine.weights import dtype_name
 
 _CEILINGS_SHARE = 0.2
-"""Of the part's time."""
+"""Share of the part's time."""
 
 
 def measure(setting: Setting, bank: Bank) -> None:
@@ -157,14 +157,14 @@ def decode_ms(model: Any, ids: torch.Tensor, *, num_steps: int) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Let the device come to its end."""
+    """Synchronize with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Have new tensors of a dtype."""
+    """Return a factory of tensors of a dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -2,7 +2,7 @@
 
 As benchmarks/attribution_truth.py, but timed by the device: the model learns from a served load,
 is frozen, and is asked about steps that it has never seen. A step is taken apart if 20 rounds of
-its coalitions fit into the time that is left; of those that do not, that is told.
+its coalitions fit into the time that is left; the others are listed as omitted.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def measure(setting: Setting, bank: Bank) -> None:
     for sources in TURNS:
         name = " and ".join(sources)
         with bank.row(name):
-            told = under(setting, sources, of_load_s=of_load_s)
-            bank.keep(name, told, *lines_of(name, told))
+            measured = under(setting, sources, of_load_s=of_load_s)
+            bank.keep(name, measured, *lines_of(name, measured))
     if setting.is_cuda:
         with bank.row("sweep"), copying():
             bank.keep("sweep", *sweep(SWEEP_MS))
@@ -73,7 +73,7 @@ def under(setting: Setting, sources: tuple[str, ...], *, of_load_s: float) -> di
     }
 
 
-def lines_of(name: str, told: dict[str, Any]) -> list[str]:
+def lines_of(name: str, measured: dict[str, Any]) -> list[str]:
     """Return a line for each load."""
     return [
         f"{name}, {load:<8} "
@@ -81,7 +81,7 @@ def lines_of(name: str, told: dict[str, Any]) -> list[str]:
             f"{word} " + " / ".join(shown(number, ".3f") for number in by_source.values())
             for word, by_source in words.items()
         )
-        for load, words in told.items()
+        for load, words in measured.items()
     ]
 
 
@@ -140,9 +140,9 @@ def sweep(
     """Read GPM at each interval with the sampler's own source, its floor taken away.
 
     Args:
-        intervals_ms: between two reads.
-        load: loads NVML.
-        pause: waits so many seconds.
+        intervals_ms: time between two reads.
+        load: function that loads NVML.
+        pause: function that waits for some seconds.
 
     Raises:
         Unmet: there is no GPM.
@@ -172,19 +172,19 @@ def sweep(
 def reads(
     source: gpm.GpmSource, interval_ms: int, pause: Callable[[float], None]
 ) -> dict[str, Any]:
-    """Read a few times; return what of it is new, and what is no number to go by."""
+    """Read a few times; return the new samples and the number of invalid reads."""
     found: list[CounterSample] = []
     took_us, num_failed = [], 0
     for _ in range(_SWEEP_READS):
         pause(interval_ms / 1e3)
         began_ns = time.perf_counter_ns()
         try:
-            told = [one for one in source.read(time.monotonic_ns()) if one.values]
+            measured = [one for one in source.read(time.monotonic_ns()) if one.values]
         except Unavailable:
-            told = []
+            measured = []
         took_us.append((time.perf_counter_ns() - began_ns) / 1e3)
-        num_failed += not told
-        found += told[:1]
+        num_failed += not measured
+        found += measured[:1]
     values = [{word: one.values.get(word) for word in WORDS} for one in found]
     shares = [one["dram_share"] for one in values if one["dram_share"] is not None]
     return {

@@ -85,7 +85,7 @@ def open_engine(
 
 
 def blocks_for(batch: int, num_tokens: int) -> int:
-    """Return the KV blocks of requests that grow to so many tokens, and one each to spare."""
+    """Return the KV blocks of requests that grow to `num_tokens`, and one spare block each."""
     return batch * (-(-num_tokens // _BLOCK_TOKENS) + 1)
 
 
@@ -97,7 +97,7 @@ def shape_of(engine: Engine) -> Shape:
 
 
 def wait_for(engine: Engine) -> None:
-    """Let the device come to its end."""
+    """Synchronize with the device."""
     if engine.model.device.type == "cuda":
         torch.cuda.synchronize(engine.model.device)
 
@@ -124,16 +124,16 @@ class Decoding:
             raise
 
     def _decodes(self) -> bool:
-        """Tell whether all of the batch runs, and none of it prefills."""
+        """Return whether the whole batch runs and none of it prefills."""
         running = self._engine.scheduler.running
         is_prefilled = all(request.computed >= request.num_prompt for request in running)
         return len(running) == self._batch and is_prefilled
 
     def run(self, num_steps: int) -> Phase:
-        """Decode so many steps.
+        """Decode `num_steps` steps.
 
         Raises:
-            RuntimeError: some of the batch do not run any more: context or KV blocks are used up.
+            RuntimeError: a request of the batch no longer runs: context or KV blocks are used up.
         """
         engine = self._engine
         running = list(engine.scheduler.running)

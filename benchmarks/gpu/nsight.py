@@ -1,7 +1,7 @@
-"""Nsight Compute as a counter of bytes: how it is called, ended, and what its table says.
+"""Nsight Compute as a byte counter: its command line, its shutdown and its output table.
 
-It empties the L2 cache before each kernel and holds the clocks down unless it is told not to, and
-then counts more bytes than the kernels move in a step.
+By default it empties the L2 cache before each kernel and locks the clocks, and then counts more
+bytes than the kernels move in a step.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict
 
 @contextmanager
 def session(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a session of its own, and leave nobody of it behind.
+    """Run a command in a session of its own, and kill the whole session at the end.
 
     Killed by itself, Nsight Compute would leave what it profiles, and hold the device's counters.
     """

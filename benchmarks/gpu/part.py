@@ -69,7 +69,7 @@ class Bank:
 
     @contextmanager
     def row(self, name: str) -> Iterator[None]:
-        """Measure a row of its own: where it breaks that is told, and the next one runs."""
+        """Measure a row of its own; a failure is recorded, and the next row runs."""
         try:
             yield
             return
@@ -144,11 +144,11 @@ class Setting:
 
     @property
     def is_cuda(self) -> bool:
-        """Tell whether there is a GPU to measure."""
+        """Return whether there is a GPU to measure."""
         return self.device.startswith("cuda")
 
     def need_gpu(self) -> None:
-        """Leave a part that says nothing without a GPU.
+        """Skip a part whose results mean nothing without a GPU.
 
         Raises:
             Unmet: there is none.
@@ -210,7 +210,7 @@ def run(measure: Measure, setting: Setting, bank: Bank) -> dict[str, Any]:
 
 
 def release() -> None:
-    """Give back the device memory of what nothing holds any more."""
+    """Free the device memory that is no longer referenced."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

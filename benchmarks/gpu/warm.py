@@ -1,4 +1,4 @@
-"""Read what the parts will load: the first reading of a cold disk takes up their time otherwise.
+"""Preload of the parts' files: a cold disk would otherwise take up the parts' time.
 
 It is run by run.py before the parts, in a process of its own.
 """

@@ -29,11 +29,11 @@ from inferscope.ring.reader import Frame, RingReader
 _START_S = 30.0
 _SETTLE_S = 0.5
 _DECODE_S = 0.3
-"""By when the last windows are decoded and written: every 100 ms."""
+"""Seconds until the last windows are decoded and written: every 100 ms."""
 _END_S = 3.0
 LEAST_COVER, LEAST_MEAN_COVER = 0.99, 0.9
 _FULL, _SOME = 0.5, 0.05
-"""Of the highest rate: a window in the midst of a load, and one that the load reached at all."""
+"""Shares of the highest rate that mark a window fully or partly within a load."""
 _WITHOUT_ROOT = """
 import os, sys
 from contextlib import suppress
@@ -141,7 +141,7 @@ class Sampler:
             self._end()
 
     def refresh(self) -> None:
-        """Read what it has told so far, windows that are still to be decoded included."""
+        """Read all samples so far, including windows still to be decoded."""
         time.sleep(_DECODE_S)
         self.samples = self._read()
 
@@ -154,7 +154,7 @@ class Sampler:
         found = [one for one in self.samples if one.source == source and one.values]
         if not found:
             reasons = [one.reason for one in self.samples if one.source == source and one.reason]
-            raise Unmet(f"{source}: {reasons[0] if reasons else 'told nothing'}")
+            raise Unmet(f"{source}: {reasons[0] if reasons else 'no samples'}")
         return found
 
     def facts(self, source: str) -> dict[str, str]:
@@ -162,13 +162,13 @@ class Sampler:
         return next((one.facts for one in self.samples if one.source == source and one.facts), {})
 
     def _wait_for_words(self) -> None:
-        """Wait until every source has told a number, or why it has none.
+        """Wait until every source has reported a number, or why it has none.
 
         Raises:
             Unmet: it ended, or they did not.
         """
         until_s = time.monotonic() + _START_S
-        while not self._has_spoken():
+        while not self._has_reported():
             if self._process.poll() is not None or time.monotonic() > until_s:
                 words = Path(self._folder.name, "words").read_text("utf-8", "replace")
                 raise Unmet(f"the sampler did not start: {' '.join(words.split())[-300:]}")
@@ -176,13 +176,13 @@ class Sampler:
         time.sleep(_SETTLE_S)
         self.samples = self._read()
 
-    def _has_spoken(self) -> bool:
+    def _has_reported(self) -> bool:
         spoken = {one.source for one in self._read() if one.values or one.reason}
         return spoken >= set(self._counters.split(","))
 
     def _read(self) -> list[CounterSample]:
         rings = sampler_rings(Path(self._folder.name, "rings"))
-        return [sample for path in rings for sample in told(path, CounterSample)]
+        return [sample for path in rings for sample in ring_records(path, CounterSample)]
 
     def _end(self) -> None:
         """End the process, for what it holds of a device the next one could not have."""
@@ -210,8 +210,8 @@ class Windows:
     """One word of one source as short windows, where it has such, else as its samples."""
 
     def __init__(self, samples: list[CounterSample], word: str) -> None:
-        told = [_columns(one, word) for one in samples if word in one.values]
-        starts, ends, values = zip(*told, strict=True) if told else ([()], [()], [()])
+        columns = [_columns(one, word) for one in samples if word in one.values]
+        starts, ends, values = zip(*columns, strict=True) if columns else ([()], [()], [()])
         self.starts: Floats = np.concatenate(starts).astype(np.float64)
         self.ends: Floats = np.concatenate(ends).astype(np.float64)
         self.values: Floats = np.concatenate(values).astype(np.float64)
@@ -297,7 +297,7 @@ def _columns(one: CounterSample, word: str) -> tuple[Any, Any, Any]:
     )
 
 
-def told(path: Path, kind: type[Kind]) -> list[Kind]:
+def ring_records(path: Path, kind: type[Kind]) -> list[Kind]:
     """Return a ring's records of one kind."""
     reader, found = RingReader(path), list[Kind]()
     while frames := reader.read():

@@ -1,4 +1,4 @@
-"""What should page is told from the log, to the second; what did, by the rules in promtool."""
+"""Expected pages, computed from the log to the second, and actual pages, computed by promtool."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def of(trust: ModuleType, *pieces: tuple[float, float, float], **more: Any) -> A
     engine = trust.Engine("e0", 0.0, np.inf, starts[order], firsts[order] + 3.0)
     engine.decide(firsts[order])
     seen_s = np.maximum(np.arange(round(at_s) + 1) - 1.0, 0.0)
-    told = {"kind": "breach", "seed": 0, "incident_s": None, "seen_s": seen_s, **more}
-    return trust.Scenario(length_s=at_s, engines=(engine,), **told)
+    fields = {"kind": "breach", "seed": 0, "incident_s": None, "seen_s": seen_s, **more}
+    return trust.Scenario(length_s=at_s, engines=(engine,), **fields)
 
 
 def test_a_page_is_owed_where_a_budget_burns_for_long_and_allowed_sooner(
     trust: ModuleType,
 ) -> None:
     it = of(trust, (60, 1.0, 0.0), (30, 0.5, 0.5), (60, 1.0, 0.0))
-    ((owed_s, owed_until_s),) = trust.owed(it)
+    ((expected_s, expected_until_s),) = trust.expected_pages(it)
     ((allowed_s, allowed_until_s),) = trust.allowed(it)
     # 6 % of what was since the beginning, half of all being bad: after 8 minutes and a bit.
-    assert 60 + 0.9 * 8 < allowed_s / 60 < owed_s / 60 < 60 + 1.3 * 8
-    assert 90 < owed_until_s / 60 < allowed_until_s / 60 < 121
+    assert 60 + 0.9 * 8 < allowed_s / 60 < expected_s / 60 < 60 + 1.3 * 8
+    assert 90 < expected_until_s / 60 < allowed_until_s / 60 < 121
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_page_is_owed_where_a_budget_burns_for_long_and_allowed_sooner(
     [
         (((150, 1.0, 0.002),), "a fifth of what is allowed"),
         (((60, 1.0, 0.0), (0.15, 0.0, 1.0), (90, 1.0, 0.0)), "nine bad ones"),
-        (((150, 0.05, 0.05),), "too few requests to wake somebody"),
+        (((150, 0.05, 0.05),), "too few requests for a page"),
     ],
 )
 def test_nothing_is_allowed_where(trust: ModuleType, pieces: Any, why: str) -> None:
@@ -73,8 +73,8 @@ def test_a_collector_behind_for_long_owes_a_page_and_for_a_minute_allows_none(
         seen_s[round(HOUR_S) : until_s] = HOUR_S
         return of(trust, (120, 1.0, 0.0), seen_s=seen_s)
 
-    ((owed_s, until_s),) = trust.owed(stuck(10))
-    assert HOUR_S + 60 < owed_s < HOUR_S + 80
+    ((expected_s, until_s),) = trust.expected_pages(stuck(10))
+    assert HOUR_S + 60 < expected_s < HOUR_S + 80
     assert until_s == HOUR_S + 595
     assert trust.allowed(stuck(1.5)) == []
 
@@ -89,10 +89,10 @@ def test_a_scheduler_that_admits_nothing_owes_a_page_and_a_full_engine_does_not(
     engine.admitted_s = np.where(is_held, at_s[1], engine.start_s)
     engine.end_s = np.maximum(engine.end_s, engine.admitted_s + 3.0)
     # A queue behind full slots: nothing is admissible.
-    assert (trust.owed(it), trust.allowed(it)) == ([], [])
+    assert (trust.expected_pages(it), trust.allowed(it)) == ([], [])
     engine.stuck_s = at_s
-    ((owed_s, until_s),) = trust.owed(it)
-    assert at_s[0] + 60 < owed_s < at_s[0] + 90
+    ((expected_s, until_s),) = trust.expected_pages(it)
+    assert at_s[0] + 60 < expected_s < at_s[0] + 90
     assert until_s == at_s[1] - 5
     debian.program("promtool")
     trust.write_rules(tmp_path)
@@ -104,17 +104,17 @@ def test_a_scheduler_that_admits_nothing_owes_a_page_and_a_full_engine_does_not(
 
 def test_missed_false_and_repeated_are_counted(trust: ModuleType) -> None:
     it = of(trust, (60, 1.0, 0.0), (30, 0.5, 0.5), (60, 1.0, 0.0))
-    ((owed_s, _),) = trust.owed(it)
+    ((expected_s, _),) = trust.expected_pages(it)
     alert = ["InferScopeBudgetBurnsFast/ttft"]
 
     def scored(*spans: tuple[float, float]) -> tuple[int, int, int]:
         found = trust.score(it, [(span, alert) for span in spans])
         return (found.num_missed, found.num_false, found.num_repeated)
 
-    assert scored((owed_s, owed_s + 600)) == (0, 0, 0)
+    assert scored((expected_s, expected_s + 600)) == (0, 0, 0)
     assert scored() == (1, 0, 0)
     assert scored((600.0, 700.0)) == (1, 1, 0)
-    assert scored((owed_s, owed_s), (owed_s + 900, owed_s + 930)) == (0, 0, 1)
+    assert scored((expected_s, expected_s), (expected_s + 900, expected_s + 930)) == (0, 0, 1)
 
 
 def test_blindness_holds_back_budgets_and_gaps_are_bridged(trust: ModuleType) -> None:
@@ -141,11 +141,11 @@ def test_the_rules_page_for_what_is_owed_and_not_for_what_is_not_allowed(
     assert (found.num_owed, found.num_missed, found.num_false, found.num_repeated) == (1, 0, 0, 0)
     ((at_s, heard),) = found.pages
     assert heard == ["InferScopeBudgetBurnsFast/ttft"]
-    assert trust.allowed(burning)[0][0] < at_s < trust.owed(burning)[0][0] + 300
+    assert trust.allowed(burning)[0][0] < at_s < trust.expected_pages(burning)[0][0] + 300
     quiet = of(trust, (90, 1.0, 0.002))
     assert trust.firing(quiet, tmp_path) == {}
 
 
 def test_what_promtool_says_besides_is_no_silence(trust: ModuleType) -> None:
     with pytest.raises(SystemExit, match="unknown field"):
-        trust.read_told("  FAILED:\nyaml: unknown field")
+        trust.parse_report("  FAILED:\nyaml: unknown field")

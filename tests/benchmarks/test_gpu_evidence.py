@@ -1,4 +1,4 @@
-"""What the GPU evidence kit concludes, from counters and tables whose answers are known."""
+"""Conclusions of the GPU evidence kit, from counters and tables with known answers."""
 
 from __future__ import annotations
 
@@ -471,7 +471,7 @@ def test_ncu_that_takes_too_long_is_ended_with_all_that_it_began(
 
 
 def has_ended(pid: int) -> bool:
-    """Tell whether a process has ended, or does so within 30 s."""
+    """Return whether a process ends within 30 s."""
     until_s = time.monotonic() + 90
     while time.monotonic() < until_s:
         try:
@@ -572,7 +572,7 @@ class Constant:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> list[weakref.ref[Any]]:
-    """Follow the models that a part loads: whoever holds one holds its weights."""
+    """Track the models that a part loads: a reference to one keeps its weights alive."""
     models: list[weakref.ref[Any]] = []
     open_engine = part.open_engine
 
@@ -586,7 +586,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> list[weakref.ref
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, part: ModuleType) -> None:
-    """Give part (c) work for a CPU and a sampler that needs no GPU."""
+    """Replace part (c)'s load by one for a CPU and a sampler that needs no GPU."""
     monkeypatch.setattr(part, "Sampler", Constant)
     for name, value in (
         ("_DECODES", ((1, 32), (4, 32), (70, 32))), ("_PREFILLS", (64,)), ("DECODE_BATCH", 4),
@@ -680,7 +680,7 @@ def test_the_first_steps_to_be_taken_apart_are_of_all_sizes(kit: Kit) -> None:
     assert any(6 < size < 32 for size in sizes)
 
 
-def test_gpm_read_too_fast_is_told_by_what_is_new(
+def test_gpm_read_too_fast_is_recognized_by_its_new_samples(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording = Recording.of(H200)
@@ -762,13 +762,13 @@ def test_a_part_without_what_it_needs_is_unmet_and_one_that_breaks_failed(kit: K
     assert result["rows"] == {"one": {}}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is told where there is no GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checks the report without a GPU")
 @pytest.mark.parametrize("user", [None, 65534])
 def test_a_sampler_is_read_while_it_runs_and_its_cost_leaves_out_how_it_began(
     kit: Kit, user: int | None
 ) -> None:
     if user is not None and os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can switch to another user")
     despite = ("nv-hostengine", "ncu")
     with kit.watched.Sampler("gpm,pm", user=user, pm_despite=despite) as sampler:
         pid, began_ns = sampler._process.pid, time.monotonic_ns()
