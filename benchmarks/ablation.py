@@ -91,7 +91,7 @@ class Scene:
         """Allocate blocks and compute the contexts before the step.
 
         Args:
-            engine: idle engine: all sequence slots and blocks are free, in the order that traffic left.
+            engine: idle engine: all slots and blocks are free, in the order that traffic left.
             runner: the engine's runner.
             shape: the step's slices.
             draw: generator of the prompts.
