@@ -1,1 +1,1 @@
-"""Attribution: from one step's total to every request, phase and cause; pure functions."""
+"""Attribution of a step's total to requests, phases and causes, as pure functions."""

@@ -1,6 +1,6 @@
-"""Blame: for each cause that lies with other requests, which of them were waited for.
+"""Blame: the requests that another request waited for, by cause.
 
-The question is: without which of them would the request not have waited?
+The question is: without which other requests would the request not have waited?
 
     queue                  what kept the head of the queue out, step by step: the slots, by all who
                            hold one; the KV blocks, by blocks held; the budget of tokens, by
@@ -51,68 +51,70 @@ BLAMED = (
 _IN_STEPS = BLAMED[1:5]
 _DECODE_INTERFERENCE, _DECODE_CO_BATCHED, _PREFILL_INTERFERENCE, _PREFILL_CO_BATCHED = range(4)
 _SHARE = 1 << 20
-"""Shares are whole multiples of one part in this number."""
+"""Denominator of shares, which are whole multiples of its reciprocal."""
 _SPENT_NS = 1 << 6
-"""Waits within steps are whole multiples of this."""
+"""Resolution of waits within steps in nanoseconds."""
 _FIRST_SEATS = 64
 NOBODY, NOBODY_SEAT = 0, 0
-"""The slot and the seat of members that are not known."""
+"""Slot and seat of unknown members."""
 
 
 class Taken(msgspec.Struct, eq=False, gc=False):
-    """A step whose members wait for each other."""
+    """Step whose members wait for each other."""
 
     slots: Ints
     """[members]."""
     delay: Delay
     weights: BlameWeights
-    """What each member is blamed with."""
+    """Weights by which each member is blamed."""
     part: Floats | None
-    """[members], of the step, for which each waits; None for all of it."""
+    """[members], fraction of the step that each waits for; None for all of it."""
     rows: Ints
     """[members]."""
     num_taken: int
-    """Rows that were assigned when it was taken."""
+    """Number of rows assigned when the step was recorded."""
     is_folded: bool = False
-    """It is in the matrices."""
+    """Whether the step is in the matrices."""
 
 
 class _Held(msgspec.Struct):
-    """A preempted request: since when, and who had how much of what it lacked."""
+    """Preempted request: the start of its wait and the KV blocks that others held then."""
 
     since_ns: int
     parts: dict[str, float]
 
 
 class Blame:
-    """The blame among the requests of one replica, by slot."""
+    """Blame among the requests of one replica, by slot."""
 
     def __init__(self, num_slots: int, device: Busy) -> None:
-        """Start with room for some requests; `grow` makes more.
+        """Allocate columns for some requests; `grow` adds more.
 
         Args:
-            num_slots: of them.
-            device: the engine's, which knows when it was paused.
+            num_slots: initial number of slots.
+            device: device of the engine, which records its pauses.
         """
         self._device = device
         self._names = [""] * num_slots
         self._row_of: Ints = np.zeros(num_slots, dtype=np.int64)
-        """[slots], culprits; 0 before the first step of each."""
+        """[slots], row of each culprit; 0 before its first step."""
         self._seat_of: Ints = np.zeros(num_slots, dtype=np.int64)
-        """[slots], victims; likewise."""
+        """[slots], seat of each victim; 0 before its first step."""
         self._holds = Holds(
             weight_of=self._weight_of,
             forget=self._forget,
             paused_within_ns=device.paused_within_ns,
         )
         self._pairs: list[Floats | None] = [None] * len(_IN_STEPS)
-        """For each cause [seats, rows], in `_SPENT_NS` · `_SHARE`; None until there is one."""
+        """[seats, rows] matrix of each cause, in `_SPENT_NS` · `_SHARE`; None until the first
+        entry."""
         self._num_seats = _FIRST_SEATS
         self._seats = list(range(_FIRST_SEATS - 1, NOBODY_SEAT, -1))
         self._steps: list[Taken] = []
-        """Not in the matrices yet."""
+        """Steps that are not in the matrices yet."""
         self._cuts: list[tuple[Taken, Floats | None, Floats]] = []
-        """Changes to steps that are: the part waited for as the matrices have it, and as it is."""
+        """Changes to steps in the matrices: the fraction waited for as stored there, and the new
+        one."""
         self._held: dict[int, _Held] = {}
         self._found: dict[int, dict[str, Found]] = {}
         self._last_slots: Ints | None = None
@@ -120,7 +122,7 @@ class Blame:
         """Slots and rows of the last step's members."""
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Extend the columns to `num_slots` requests."""
         more = np.zeros(num_slots - len(self._names), dtype=np.int64)
         self._names += [""] * len(more)
         self._row_of = np.concatenate([self._row_of, more])
@@ -128,36 +130,36 @@ class Blame:
 
     @property
     def num_waiting(self) -> int:
-        """Return how many wait to be admitted."""
+        """Return the number of requests that wait for admission."""
         return self._holds.num_waiting
 
     # --- requests, in the order of time -------------------------------------------------------
 
     def begin(self, slot: int, name: str) -> None:
-        """Take a new request, in a free slot."""
+        """Register a new request in a free slot."""
         self._names[slot] = name
 
     def queued(self, slot: int, at_ns: int) -> None:
-        """Start a request's wait."""
+        """Start the queue time of a request."""
         self._holds.queued(slot, at_ns)
 
     def admitted(self, slot: int, at_ns: int) -> None:
-        """End a request's wait."""
+        """End the queue time of a request."""
         parts, total_ns = self._holds.admitted(slot, at_ns)
         if total_ns > 0:
             self._add_rows(self._found_of(slot), slot, "queue", parts, total_ns)
 
     def left_out(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Note a span of time in which a request in the queue waited for no other request."""
+        """Exclude an interval in which a queued request waited for no other request."""
         self._holds.leave_out(slot, since_ns, until_ns)
 
     def withdraw(self, slot: int) -> None:
-        """Forget a request's wait: it waits elsewhere."""
+        """Discard the queue time of a request that waits on another replica."""
         self._holds.admitted(slot, 0)
         self.end(slot)
 
     def runs(self, slot: int) -> None:
-        """Note that a request holds a slot of the engine."""
+        """Record that a request holds a sequence slot."""
         row = self._row_of.item(slot)
         if not row:
             row = self._row_of[slot] = self._holds.take(self._names[slot])
@@ -171,11 +173,11 @@ class Blame:
         self._holds.runs(row)
 
     def left(self, slot: int) -> None:
-        """Take its slot from a request."""
+        """Release the sequence slot of a request."""
         self._holds.left(self._row_of.item(slot))
 
     def preempted(self, slot: int, at_ns: int) -> None:
-        """Take a request's blocks: whoever has blocks now had them before it could get any."""
+        """Record a preemption: the requests that hold KV blocks now are blamed for the wait."""
         parts: dict[str, float] = {}
         for row, blocks in self._holds.blocks().items():
             if (name := self._holds.names[row]) is not None:
@@ -184,25 +186,25 @@ class Blame:
         self._held[slot] = _Held(at_ns, parts)
 
     def resumed(self, slot: int, at_ns: int) -> None:
-        """Let a preempted request go on, or end."""
+        """End the wait of a preempted request that resumes or ends."""
         held = self._held.pop(slot, None)
         if held is not None:
             self._note_held(self._found_of(slot), held, at_ns)
 
     def delivered_first(self, slot: int, made_ns: int, at_ns: int) -> None:
-        """Leave out of a preemption what lies before the edge of the request's first token.
+        """Exclude the part of a preemption before the delivery of the request's first token.
 
         Args:
-            slot: the request's, which may be preempted.
-            made_ns: the start of the step that made the token.
-            at_ns: of the edge.
+            slot: slot of the request, which may be preempted.
+            made_ns: start of the step that computed the token.
+            at_ns: time of the delivery.
         """
         held = self._held.get(slot)
         if held is not None and held.since_ns > made_ns:
             held.since_ns = max(held.since_ns, at_ns)
 
     def end(self, slot: int) -> None:
-        """Forget a request whose blame has been read, as a victim; others may blame it yet."""
+        """Release a request as a victim after its blame is read; others may still blame it."""
         self._found.pop(slot, None)
         row, seat = self._row_of.item(slot), self._seat_of.item(slot)
         if row:
@@ -227,20 +229,20 @@ class Blame:
         until_ns: int,
         part: Floats | None = None,
     ) -> Taken | None:
-        """Take a step: what its members wait for each other, and others for them.
+        """Record a step: how long its members wait for each other, and other requests for them.
 
         Args:
             slots: [members].
-            delay: theirs.
-            grip: what they hold; None where that is not known.
-            weights: what each member is blamed with; None likewise.
-            start_ns: when it began.
-            from_ns: when the device became busy with it alone.
-            until_ns: when that was over.
-            part: [members], of the step, for which each waits; None for all of it.
+            delay: delay of the step, by member.
+            grip: resources that the members hold; None if unknown.
+            weights: weights by which each member is blamed; None if unknown.
+            start_ns: start of the step.
+            from_ns: start of the interval in which the device executed only this step.
+            until_ns: end of that interval.
+            part: [members], fraction of the step that each waits for; None for all of it.
 
         Returns:
-            it, for `cut`; None where no member waits for another.
+            the recorded step, for `cut`; None if no member waits for another.
         """
         if slots is not self._last_slots:
             self._last_slots, self._last_rows = slots, self._row_of[slots]
@@ -253,12 +255,12 @@ class Blame:
         return taken
 
     def cut(self, taken: Taken, member: int, part: float) -> None:
-        """Take back a part of a step from a member that did not wait for it.
+        """Subtract a fraction of a step from the wait of one member.
 
         Args:
-            taken: the step.
-            member: its position there.
-            part: of the step.
+            taken: recorded step.
+            member: position of the member in the step.
+            part: fraction of the step.
         """
         before = taken.part
         taken.part = np.ones(len(taken.slots)) if before is None else before.copy()
@@ -267,7 +269,7 @@ class Blame:
             self._cuts.append((taken, before, taken.part))
 
     def fold(self) -> None:
-        """Add the steps since the last time to the matrices."""
+        """Add the steps since the last call to the matrices."""
         if self._steps:
             steps, self._steps = self._steps, []
             parts = None
@@ -284,9 +286,9 @@ class Blame:
         """Add steps to the matrices.
 
         Args:
-            steps: at least one.
-            part: [members of all], of its step, for which each waits; None for all of it.
-            before: [members], the same as the matrices have it; None where the steps are not there.
+            steps: steps, at least one.
+            part: [all members], fraction of its step that each waits for; None for all of it.
+            before: [members], fraction stored in the matrices; None if the steps are not there yet.
                 Some members may have ended since.
         """
         num = len(steps)
@@ -294,7 +296,7 @@ class Blame:
         slots = np.concatenate([taken.slots for taken in steps])
         sizes = np.array([len(taken.slots) for taken in steps])
         step = np.repeat(np.arange(num), sizes)
-        # Two classes a step: decodes, then prefills.
+        # Each step has two classes: decodes, then prefills.
         of = step * 2
         is_prefill = np.zeros(len(slots), dtype=np.bool_)
         column_of = slots
@@ -303,7 +305,7 @@ class Blame:
             at = [s + p for s, d in zip(starts, delays, strict=True) for p in d.prefills]
             is_prefill[at] = True
             of += is_prefill
-            # Of the members that are not known, those that prefill have a column of their own.
+            # Unknown members that prefill share one column, apart from unknown decodes.
             column_of = np.where(is_prefill & (slots == NOBODY), len(self._row_of), slots)
         here = np.bincount(column_of, minlength=len(self._row_of) + 1).nonzero()[0]
         place = np.empty(len(self._row_of) + 1, dtype=np.int64)
@@ -380,7 +382,7 @@ class Blame:
                 np.add.at(pairs.reshape(-1), cells.reshape(-1), product(spent.T, found).reshape(-1))
 
     def _of_cause(self, cause: int) -> Floats:
-        """Return the matrix of a cause, with room for all that are there."""
+        """Return the matrix of a cause, enlarged to all current seats and rows."""
         pairs, shape = self._pairs[cause], (self._num_seats, self._holds.num_rows)
         if pairs is None or pairs.shape != shape:
             grown = np.zeros(shape)
@@ -390,7 +392,7 @@ class Blame:
         return pairs
 
     def _forget(self, rows: list[int]) -> None:
-        """Remove culprits: what is theirs in the matrices is of unknown requests from here on."""
+        """Remove culprits: their blame in the matrices counts as unknown from now on."""
         gone = np.array(rows)
         for pairs in self._pairs:
             if pairs is not None:
@@ -399,7 +401,7 @@ class Blame:
                 pairs[:, of_cause] = 0.0
 
     def _weight_of(self, rows: list[int]) -> Floats:
-        """Return what culprits are blamed for in the matrices: [rows]."""
+        """Return the total blame of culprits in the matrices: [rows], in nanoseconds."""
         self.fold()
         weight = np.zeros(self._holds.num_rows)
         for pairs in self._pairs:
@@ -410,12 +412,12 @@ class Blame:
     # --- what is found ------------------------------------------------------------------------
 
     def of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
-        """Return a request's blame: each cause's culprits, the most to blame first, then others.
+        """Return a request's blame: for each cause, its culprits in falling order, then the rest.
 
         Args:
-            slot: the request's.
-            row_ns: what its ledger says it waited, by cause; each cause's culprits sum to it.
-            at_ns: now, for one that waits to be admitted or resumed.
+            slot: slot of the request.
+            row_ns: waits in its ledger in nanoseconds, by cause; each cause's culprits sum to it.
+            at_ns: current time, for a request that waits to be admitted or resumed.
         """
         wanted = [cause for cause in BLAMED if row_ns.get(cause, 0) > 0]
         if not wanted:
@@ -464,7 +466,7 @@ class Blame:
 
 
 def _shares(weights: Floats, of: Ints, counts: Ints) -> Floats:
-    """Return each member's part of the weights of its class in its step, as a multiple of one."""
+    """Return each member's share of the weights of its class and step, in `1 / _SHARE`."""
     whole = np.bincount(of, weights, len(counts))
     none = (whole <= 0) & (counts > 0)
     if none.any():  # the model knows no difference: all alike
@@ -475,7 +477,7 @@ def _shares(weights: Floats, of: Ints, counts: Ints) -> Floats:
 
 
 def _own_ns(delay: Delay) -> Ints:
-    """Return what each member waited for itself: [members]."""
+    """Return each member's wait for its own work: [members]."""
     return delay.own_ns if delay.recompute_ns is None else delay.own_ns + delay.recompute_ns
 
 
@@ -484,7 +486,7 @@ def _part_of(taken: Taken, part: Floats | None) -> Floats:
 
 
 def _changed(spent: Floats, part: Floats, before: Floats | None) -> Floats:
-    """Return the parts of some waits as whole numbers, less those that are there before."""
+    """Return the given fractions of waits as whole numbers, less the stored ones."""
     found = np.rint(spent * part)
     if before is not None:
         found -= np.rint(spent * before)
@@ -492,7 +494,7 @@ def _changed(spent: Floats, part: Floats, before: Floats | None) -> Floats:
 
 
 def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:
-    """Return the blame of a request of which no culprit is known; see `Blame.of`."""
+    """Return the blame of a request without a known culprit; see `Blame.of`."""
     nothing = Found()
     return tuple(
         culprit

@@ -1,4 +1,4 @@
-"""Intervals in which a request's client did not take what the server had written.
+"""Intervals in which a request's client did not read what the server had written.
 
 A front end reports each interval where it ends, with the tokens that waited for it (`Emitted`). In
 time that would be `output`, the overlap with them is `delivery`: the engine and its front end were
@@ -16,7 +16,7 @@ from bisect import bisect_left
 
 
 class _Intervals:
-    """Disjoint intervals in order: where each begins and ends, and the sum of all before it."""
+    """Disjoint intervals in order: starts, ends, and prefix sums of their lengths."""
 
     __slots__ = ("ends_ns", "starts_ns", "sums_ns")
 
@@ -38,19 +38,19 @@ class _Intervals:
 
 
 class BlockedTime:
-    """Blocked intervals by slot; of most requests there are none."""
+    """Blocked intervals by slot; most requests have none."""
 
     def __init__(self) -> None:
         self._of_slot: dict[int, _Intervals] = {}
 
     def forget(self, slot: int) -> None:
-        """Drop a slot's intervals: its request is final, or a new one begins there."""
+        """Drop a slot's intervals when its request is final or a new one begins there."""
         self._of_slot.pop(slot, None)
 
     def add(self, slot: int, blocked_ns: int, until_ns: int) -> None:
-        """Add an interval by its length and its end; call in the order of the ends.
+        """Add an interval by its length and end; call in the order of the ends.
 
-        What overlaps an earlier interval counts once.
+        Overlapping time counts once.
         """
         intervals = self._of_slot.get(slot)
         if intervals is None:
@@ -58,7 +58,7 @@ class BlockedTime:
         intervals.add(until_ns - blocked_ns, until_ns)
 
     def within_ns(self, slot: int, since_ns: int, until_ns: int) -> int:
-        """Return for how much of a time a request's connection was blocked."""
+        """Return how long a request's connection was blocked within an interval, in nanoseconds."""
         intervals = self._of_slot.get(slot)
         if intervals is None or until_ns <= since_ns:
             return 0

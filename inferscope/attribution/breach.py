@@ -1,4 +1,4 @@
-"""Why a request missed an objective: what would have let it pass, and what was out of the ordinary.
+"""Causes of a missed objective: what would have met it, and what was unusual.
 
 Two questions, answered from the request's own ledger and from its peers':
 
@@ -8,8 +8,8 @@ Two questions, answered from the request's own ledger and from its peers':
 
 The first finds the *minimal set*: the fewest causes without which the objective is met. Own work is
 counted among them only where all else together does not suffice. The second finds the *top* cause:
-the largest row is mostly work that had to be done, so without peers nothing is named that is not
-the only candidate. What is unknown is None.
+the largest row is mostly necessary work, so without peers a cause is named only if it is the only
+candidate. Unknown values are None.
 
 A single gap between tokens has no ledger of its own, only all of them together have: for `tbt` a
 cause that took too little is ruled out, and none is proved sufficient.
@@ -28,12 +28,12 @@ from inferscope.attribution.spent import Explained, Metric, Spent, spent
 from inferscope.records import CAUSES
 
 OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
-"""What a request takes by itself, on an empty healthy machine."""
+"""Causes of a request's own work, on an empty healthy machine."""
 _FEWEST_PEERS = 5
-"""The median of fewer says little of what is normal."""
+"""Smallest number of peers whose median shows what is normal."""
 _MOST_PEERS = 50
 _LIKE = 2
-"""Lengths within this factor of each other are alike."""
+"""Largest ratio of two lengths that count as similar."""
 
 
 class BreachCause(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Breach(msgspec.Struct, frozen=True):
 
     @property
     def is_for_own_work(self) -> bool:
-        """Tell whether it would have been missed with nobody and nothing in the way."""
+        """Return whether the request's own work alone would have missed the objective."""
         return any(cause in OWN_WORK for cause in self.minimal_set)
 
 
@@ -90,11 +90,11 @@ def breaches(
     """Explain each objective that a request missed.
 
     Args:
-        request: whose ledger it is.
-        objectives: an objective on something the request does not have is not missed.
-        peers: requests to compare with, of any length; those that are like it and met the
-            objective are chosen, so the request itself may be among them. As `Peers` they are
-            looked at once for all breaches.
+        request: request with its ledger.
+        objectives: latency limits; an objective on a metric that the request lacks is not missed.
+        peers: requests to compare with, of any length; those that are similar and met the objective
+            are chosen, so the request itself may be among them. A `Peers` evaluates each request
+            once for all breaches.
     """
     if not isinstance(peers, Peers):
         peers = Peers(peers)
@@ -105,7 +105,7 @@ def breaches(
 def top_cause(
     request: Explained, objectives: Iterable[Objective], peers: Peers | Sequence[Explained] = ()
 ) -> str | None:
-    """Name the cause of what a request missed by most, in parts of its limit."""
+    """Return the main cause of the largest miss, relative to its limit."""
     missed = breaches(request, objectives, peers)
     if not missed:
         return None
@@ -113,7 +113,7 @@ def top_cause(
 
 
 def is_met(request: Explained, objective: Objective) -> bool | None:
-    """Tell whether a request met an objective; None where it does not have what it is about."""
+    """Return whether a request met an objective; None if it lacks the metric."""
     took = spent(request, objective.metric)
     return None if took is None else not beyond_ns(request, objective, took)
 
@@ -131,7 +131,7 @@ def _breach(request: Explained, objective: Objective, peers: Peers) -> Breach | 
     alike = [
         peer for peer in peers.compliant(objective) if _is_like(peer.request, request, objective)
     ]
-    # The nearest in time: what is normal drifts with the machine and the load.
+    # Take the nearest in time: normal durations drift with the machine and the load.
     alike.sort(key=lambda peer: abs(peer.request.arrived_ns - request.arrived_ns))
     like = alike[:_MOST_PEERS]
     typical_ns = _typical_ns(like, took.num_gaps) if len(like) >= _FEWEST_PEERS else None
@@ -173,7 +173,7 @@ def _ranked(
 
 
 def _top(causes: tuple[BreachCause, ...], *, unseen_ns: int) -> str | None:
-    """Return the cause to blame, unless what was not seen may be larger."""
+    """Return the main cause; None if unobserved time may exceed it."""
     if not causes:
         return None
     first = causes[0]
@@ -184,9 +184,10 @@ def _top(causes: tuple[BreachCause, ...], *, unseen_ns: int) -> str | None:
 
 
 def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
-    """Return the fewest causes that took as long as the request was over; empty if none do.
+    """Return the fewest causes whose time covers the excess; empty if none do.
 
-    The longest ones first: any other choice of as many sums to less, so no strict subset suffices.
+    The longest come first: any other choice of equal size sums to less, so no strict subset
+    suffices.
     """
     others = {cause: ns for cause, ns in by_cause.items() if cause not in OWN_WORK}
     candidates = others if sum(others.values()) >= over_ns else by_cause
@@ -203,7 +204,7 @@ def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
 
 
 def _is_like(peer: Explained, request: Explained, objective: Objective) -> bool:
-    """Tell whether a peer is to be compared with a request."""
+    """Return whether a peer is comparable with a request."""
     if peer.finish != request.finish:
         return False
     if not _are_alike(peer.prompt_tokens, request.prompt_tokens):
@@ -219,7 +220,7 @@ def _are_alike(one: int | None, other: int | None) -> bool:
 
 
 def _typical_ns(like: list[Peer], num_gaps: int) -> dict[str, int]:
-    """Return the median of each cause, for a request with so many gaps."""
+    """Return the median of each cause in nanoseconds, for a request with `num_gaps` gaps."""
     rows = np.array([peer.row_ns() for peer in like])
     typical = np.rint(np.median(rows, axis=0) * num_gaps).astype(np.int64).tolist()
     return dict(zip(CAUSES, typical, strict=True))

@@ -1,4 +1,4 @@
-"""When an engine's device was busy and when the engine was paused, as sums up to any time.
+"""Busy and paused time of an engine's device, as sums up to any time.
 
     B(t)  how long the device had been busy by t: the union of all steps
 
@@ -21,11 +21,11 @@ NEVER_NS = 1 << 62
 
 
 class Busy:
-    """The time of one engine's device. All times are host nanoseconds.
+    """Time of one engine's device, in host nanoseconds.
 
     Attributes:
-        mark_ns: explained up to here, None before the first call.
-        busy_ns: time in which a step was being executed.
+        mark_ns: time through which everything is accounted for; None before the first call.
+        busy_ns: time in which a step was executed.
         idle_host_gap_ns: idle time while a request was waiting or running.
         idle_no_work_ns: idle time while none was, or the engine was paused.
         paused_ns: since when the engine is paused, None while it is not.
@@ -38,11 +38,11 @@ class Busy:
         self.idle_no_work_ns = 0
         self.paused_ns: int | None = None
         self._idle_from_ns = 0
-        """From where on it has been idle, if it is."""
+        """Start of the current idle time."""
         self._pauses: list[tuple[int, int]] = []
-        """Those that are over."""
+        """Past pauses: start and end of each."""
         self._new: list[tuple[int, int, int]] = []
-        """Start, end and busy time before, of steps that are in no array yet."""
+        """Start, end and prior busy time of the steps that are not in the arrays yet."""
         self._starts: Ints = np.zeros(1, dtype=np.int64)
         self._ends: Ints = np.zeros(1, dtype=np.int64)
         self._before: Ints = np.zeros(1, dtype=np.int64)
@@ -50,7 +50,7 @@ class Busy:
     # --- in the order of time -----------------------------------------------------------------
 
     def idle(self, until_ns: int, *, is_work_there: bool) -> None:
-        """Explain idle time up to here."""
+        """Account for the idle time up to `until_ns`."""
         if self.mark_ns is None:
             self.mark_ns = self._idle_from_ns = until_ns
         spent_ns = until_ns - self.mark_ns
@@ -63,9 +63,9 @@ class Busy:
         self.mark_ns = until_ns
 
     def step(self, start_ns: int, end_ns: int, *, is_work_there: bool) -> tuple[int, int]:
-        """Explain a step, and return from when to when the device was busy with it alone.
+        """Account for a step; return the interval in which the device executed only this step.
 
-        A step that is announced after its start takes back what was explained as idle.
+        A step that is reported after its start replaces time that was counted as idle.
         """
         mark_ns = self.mark_ns
         if mark_ns is None or start_ns >= mark_ns:
@@ -84,25 +84,25 @@ class Busy:
         return from_ns, until_ns
 
     def pause(self, at_ns: int) -> None:
-        """Note that the engine is paused from here on."""
+        """Record the start of a pause."""
         if self.paused_ns is None:
             self.paused_ns = max(at_ns, self._pauses[-1][1] if self._pauses else at_ns)
 
     def unpause(self, at_ns: int) -> None:
-        """Note that it is paused no more."""
+        """Record the end of a pause."""
         if self.paused_ns is not None:
             self._pauses.append((self.paused_ns, max(self.paused_ns, at_ns)))
             del self._pauses[:-_MOST_PAUSES]
         self.paused_ns = None
 
     def idle_like(self) -> Busy:
-        """Return a device that has done nothing, with the same pauses."""
+        """Return an unused device with the same pauses."""
         other = Busy()
         other.paused_ns, other._pauses = self.paused_ns, list(self._pauses)
         return other
 
     def copied(self) -> Busy:
-        """Return another device with the same past."""
+        """Return an independent copy of the device."""
         other = copy(self)
         other._pauses, other._new = list(self._pauses), list(self._new)
         return other
@@ -115,7 +115,7 @@ class Busy:
     # --- look-ups -----------------------------------------------------------------------------
 
     def at(self, times_ns: Ints) -> Ints:
-        """Return how long the device had been busy by each time: [times]."""
+        """Return the total busy time by each time: [times]."""
         if self._new:
             starts, ends, before = np.array(self._new, dtype=np.int64).T
             self._new.clear()
@@ -131,14 +131,14 @@ class Busy:
     def within(
         self, since_ns: Ints, until_ns: Ints, *, is_over: NDArray[np.bool_]
     ) -> tuple[Ints, Ints]:
-        """Return of some spans of time how much the device was busy, and how much was paused.
+        """Return the busy and the paused nanoseconds of each interval.
 
-        What is paused is not busy.
+        Paused time is not busy.
 
         Args:
-            since_ns: [spans], where they begin.
-            until_ns: [spans], where they end.
-            is_over: [spans], count a pause only if it had ended by the end of the span.
+            since_ns: [spans], starts of the intervals.
+            until_ns: [spans], ends of the intervals.
+            is_over: [spans], whether to count only pauses that ended within the interval.
         """
         busy_ns = self.at(until_ns) - self.at(since_ns)
         paused_ns = np.zeros_like(busy_ns)
@@ -152,7 +152,7 @@ class Busy:
         return busy_ns, paused_ns
 
     def paused_within_ns(self, since_ns: int, until_ns: int) -> int:
-        """Return for how much of a span of time the engine was paused."""
+        """Return how long the engine was paused within an interval, in nanoseconds."""
         if self.paused_ns is None and not self._pauses:
             return 0
         return sum(

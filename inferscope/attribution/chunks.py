@@ -1,7 +1,7 @@
-"""The Shapley value of f(N) where several chunks meet single tokens in one step.
+"""The Shapley value of f(N) for steps with several chunks and single tokens.
 
-A chunk's part is the mean of f(X + n) - f(X), X being the tokens that stand before it in a random
-order of the batch. Two ways to that mean, neither with any chance in it:
+A chunk's share is the mean of f(X + n) - f(X), where X is the number of tokens before it in a
+random order of the batch. Two methods compute that mean, both deterministic:
 
     enumerated    Chunks of one size are alike, as are the singles, so a coalition is a number of
                   each size and of singles. Exact while there are few such coalitions. With many
@@ -39,14 +39,14 @@ long, because the allocator maps each anew."""
 def split_chunks(
     model: StepModel, chunks: list[int], num_single: int, *, num_before: int, whole: float
 ) -> tuple[list[float], float]:
-    """Split what chunks and single tokens add to f: each chunk's part, and each single's.
+    """Split the cost in f of chunks and single tokens: return each chunk's and each single's.
 
     Args:
-        model: the model whose f is split.
-        chunks: tokens of each, at least one chunk.
-        num_single: requests with one token.
-        num_before: tokens of other requests, which stand before all of these.
-        whole: what the parts must sum to.
+        model: model whose f is split.
+        chunks: tokens of each chunk, at least one chunk.
+        num_single: number of requests with one token.
+        num_before: tokens of other requests, which precede all of these.
+        whole: total that the shares must sum to.
     """
     counts = Counter(chunks)
     sizes, of_sizes = tuple(counts), tuple(counts.values())
@@ -76,30 +76,30 @@ def split_chunks(
 
 
 class _Coalitions(NamedTuple):
-    """Coalitions of chunks by numbers of each size, each with the numbers of singles."""
+    """Coalitions of chunks by counts of each size, each with the counts of singles."""
 
     numbers: Floats
     """[coalitions, sizes]."""
     shares: Floats
-    """[coalitions, sizes], the part of the chunks of each size that is in it."""
+    """[coalitions, sizes], fraction of the chunks of each size that the coalition contains."""
     reaching: Floats
     """[cells, coalitions], the chance that, in a random order, just these chunks but for a given
     one of them, and so many of the singles, stand before that one; 0 where there is none."""
     leaving: Floats
-    """[cells, coalitions], the chance that just these stand before a given other chunk."""
+    """[cells, coalitions], chance that exactly these precede a given other chunk."""
     before_single: Floats
     """[cells - 1, coalitions], the chance that just these stand before a given single, by how many
     numbers of singles the cell has."""
     bounds: Ints
-    """[cells + 1, 1], numbers of singles, from 0 to all and one more."""
+    """[cells + 1, 1], first count of singles of each cell, from 0 to all, then one more."""
     is_whole: bool
-    """Every number of singles is a cell of its own."""
+    """Whether every count of singles is a cell of its own."""
 
 
 def _enumerate(
     model: StepModel, sizes: tuple[int, ...], every: _Coalitions, before: int
 ) -> tuple[Floats, float]:
-    """Weigh every coalition: return each size's part, and a single's if numbers are pooled.
+    """Weigh every coalition; return each size's share, and a single's if counts are pooled.
 
     A coalition counts for each chunk in it as what it reached by joining, and against each chunk
     outside as what was there before; the weights are the chances of just that coalition.
@@ -123,12 +123,12 @@ def _enumerate(
 
 @lru_cache(maxsize=32)  # each at most 400 KB
 def _coalitions(counts: tuple[int, ...], num_single: int, num_cells: int) -> _Coalitions:
-    """Return the coalitions of chunks of which there are so many of each size.
+    """Return the coalitions of chunks for given counts of each size.
 
     Args:
-        counts: chunks by size.
-        num_single: singles.
-        num_cells: into which the numbers of singles are pooled, one more than singles for none.
+        counts: number of chunks by size.
+        num_single: number of singles.
+        num_cells: number of cells for the counts of singles; singles + 1 for no pooling.
     """
     numbers, shares, ways, h = _of_chunks(counts)
     num_chunks = sum(counts)
@@ -159,14 +159,14 @@ def _of_chunks(counts: tuple[int, ...]) -> tuple[Floats, Floats, Floats, Ints]:
 
 
 def _chances(num_chunks: int, num_single: int) -> Floats:
-    """Return the chances of which other chunks, and of how many singles, stand before one.
+    """Return the joint chances of which other chunks and how many singles precede one.
 
     Args:
-        num_chunks: other chunks.
-        num_single: other singles.
+        num_chunks: number of other chunks.
+        num_single: number of other singles.
 
     Returns:
-        [singles + 1, chunks + 1], by numbers before it.
+        [singles + 1, chunks + 1], by count before it.
     """
     players = num_chunks + num_single
     log = log_factorials(players + 1)
@@ -178,7 +178,7 @@ def _chances(num_chunks: int, num_single: int) -> Floats:
 
 
 def _bounds(num_single: int, num_cells: int) -> Ints:
-    """Return where cells of numbers of singles begin, and the end: [cells + 1], rising.
+    """Return the first counts of the cells of singles, and the end: [cells + 1], rising.
 
     None and all are cells of their own. Between, cells are narrower towards both ends, where the
     first and the last of the chunks find the singles, most of all towards none, where f bends.

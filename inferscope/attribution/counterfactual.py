@@ -1,8 +1,7 @@
-"""Inside a step: how much of its delay each member owes to whom, by nested counterfactuals.
+"""Delay of each member of a step by cause, from nested counterfactuals.
 
-A cost share says who should pay for a step; it does not say how long anybody waited, for every
-member waited for all of it. The delay is explained by asking how long the step would have taken
-with fewer members:
+A cost share says how to divide the cost of a step, not how long a member waited: every member
+waited for all of it. The delay is explained by the predicted time of the step with fewer members:
 
     own           T({i})              the member alone
     co_batched    T(class) - T({i})   with the others of its class: all decodes, or all prefills
@@ -36,54 +35,54 @@ Ints = NDArray[np.int64]
 
 
 class Delay(msgspec.Struct, frozen=True, gc=False):
-    """A step's delay, by member; every member's parts sum to the whole delay."""
+    """Delay of a step by member; every member's parts sum to the whole delay."""
 
     own_ns: Ints
-    """[members], recomputed tokens left out."""
+    """[members], own work in nanoseconds, without recomputed tokens."""
     recompute_ns: Ints | None
-    """[members]; None where nothing is recomputed."""
+    """[members], recomputation in nanoseconds; None if nothing is recomputed."""
     prefills: list[int]
     """Positions of the members that prefill; the others decode."""
     prefill_class_ns: int
-    """What the step would have taken with the prefills only; likewise the decodes."""
+    """Predicted nanoseconds of the prefills alone; `decode_class_ns` is that of the decodes."""
     decode_class_ns: int
     explained_ns: int
-    """What the model of a healthy step explains of it."""
+    """Nanoseconds of the delay that the model of a healthy step explains."""
     excess_ns: int
-    """The rest."""
+    """Remaining nanoseconds of the delay."""
     bounded_ns: int = 0
-    """Part of the delay that measured steps took off what the model says of one member alone."""
+    """Nanoseconds by which measured steps lowered the modelled time of one member alone."""
 
     @property
     def prefill_interference_ns(self) -> int:
-        """Return what each prefill waits for the decodes."""
+        """Return how long each prefill waits for the decodes, in nanoseconds."""
         return self.explained_ns - self.prefill_class_ns
 
     @property
     def decode_interference_ns(self) -> int:
-        """Return what each decode waits for the prefills."""
+        """Return how long each decode waits for the prefills, in nanoseconds."""
         return self.explained_ns - self.decode_class_ns
 
 
 class TableBounds(NamedTuple):
-    """Bounds from measured steps, as `cost.pure_steps.Bounds` of one step; infinite where none."""
+    """Bounds from measured steps, one `cost.pure_steps.Bounds` per step; infinite if unbounded."""
 
     step_ns: Floats
-    """[steps]."""
+    """[steps], in nanoseconds."""
     own_ns: Floats
-    """[members]."""
+    """[members], in nanoseconds."""
 
 
 def delays(
     priced: Priced, delay_ns: Ints, healthy_ratio: Floats, bounds: TableBounds | None = None
 ) -> list[Delay]:
-    """Explain each step's delay to its members.
+    """Divide each step's delay by cause for each of its members.
 
     Args:
-        priced: the steps.
-        delay_ns: [steps], from the earliest start to the latest end over all ranks.
-        healthy_ratio: [steps], measured over modelled time of a healthy step then.
-        bounds: from measured steps; None where the model needs none.
+        priced: priced steps.
+        delay_ns: [steps], time from the earliest start to the latest end over all ranks.
+        healthy_ratio: [steps], measured over modelled time of a healthy step at that time.
+        bounds: bounds from measured steps; None if the model needs none.
     """
     table = priced.table
     modelled = np.where(priced.modelled_ns == 0, 1.0, priced.modelled_ns)
@@ -145,7 +144,7 @@ def delays(
 
 
 def prefills_of(table: StepTable) -> list[list[int]]:
-    """Return by step the positions of the members that prefill."""
+    """Return the positions of the members that prefill, by step."""
     found: list[list[int]] = [[] for _ in range(len(table))]
     of = table.step_of[table.prefills]
     for step, at in zip(of.tolist(), (table.prefills - table.first[of]).tolist(), strict=True):
@@ -154,18 +153,18 @@ def prefills_of(table: StepTable) -> list[list[int]]:
 
 
 def _beyond_bounds(own_ns: Ints, most_ns: Floats) -> Ints:
-    """Return by how much each member's own time exceeds its bound, where by much: [members]."""
+    """Return each member's own time above its bound, if beyond the tolerance: [members]."""
     is_beyond = own_ns > TOLERANCE * most_ns
     beyond = np.where(is_beyond, own_ns - np.where(is_beyond, most_ns, 0.0), 0.0)
     return beyond.astype(np.int64)
 
 
 def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
-    """Return what each member would take alone, without padding: [members].
+    """Return the modelled time of each member alone, without padding: [members].
 
     Args:
-        priced: the steps.
-        scale: [steps], of the model's nanoseconds; None for 1.
+        priced: priced steps.
+        scale: [steps], factor for the model's nanoseconds; None for 1.
     """
     model, table = priced.model, priced.table
     scale = np.ones(len(table)) if scale is None else scale

@@ -1,6 +1,6 @@
-"""What is found of whom one waited for, and how it is told: scaled to the ledger, the most by name.
+"""Blame totals of a request, scaled to its ledger, with the largest contributors by name.
 
-Of each cause a request remembers the few who answer for most of it, and how much that is of all.
+For each cause, a request keeps its largest contributors and the total of all.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 NUM_NAMED = 5
-"""Culprits told by name, for each cause."""
+"""Number of contributors reported by name, for each cause."""
 _KEPT = 16
-"""Culprits remembered: the same one may come back."""
+"""Number of contributors kept, since one that was small may contribute again."""
 
 
 class Culprit(NamedTuple):
-    """One request's part of another's wait, for one cause."""
+    """Share of one request in the wait of another, for one cause."""
 
     cause: str
     """Ledger row of the wait."""
     request_id: str | None
-    """Request that was waited for; None: all others together, unknown ones included."""
+    """Request that was waited for; None for all others combined, including unknown ones."""
     ns: int
-    """Its part of the wait."""
+    """Share of the wait in nanoseconds."""
 
 
 _culprit = tuple.__new__
-"""Makes a Culprit of a tuple: half the time of its own constructor, which is Python code."""
+"""Constructor from a tuple, in half the time of the named tuple's own Python constructor."""
 
 
 class Found(msgspec.Struct):
-    """Of one request and one cause: all that there is to answer for, and who answers for most."""
+    """Total and largest contributors of one cause of one request's wait."""
 
     total_ns: float = 0.0
     by_name: dict[str, float] = {}
@@ -43,13 +43,13 @@ class Found(msgspec.Struct):
     def add_rows(
         self, parts: Floats, names: list[str | None], *, total_ns: float, but_for: str
     ) -> None:
-        """Add what one wait has shown.
+        """Add one wait by row.
 
         Args:
-            parts: [rows].
-            names: [rows], None for nobody.
-            total_ns: of the wait; more than the parts where some are not known.
-            but_for: who has waited.
+            parts: [rows], share of each row in nanoseconds.
+            names: [rows], request IDs; None for a free row.
+            total_ns: length of the wait; more than the sum of the parts if some are unknown.
+            but_for: request that waited.
         """
         rows = parts.nonzero()[0]
         found = parts[rows]
@@ -64,7 +64,7 @@ class Found(msgspec.Struct):
         self.add(by_name, total_ns=total_ns)
 
     def add(self, parts: dict[str, float], *, total_ns: float) -> None:
-        """Add what one wait has shown: culprits, which are kept, and all that there was."""
+        """Add one wait by contributor, with its total."""
         self.total_ns += max(total_ns, sum(parts.values()))
         if not self.by_name:
             self.by_name = by_name = parts
@@ -76,7 +76,7 @@ class Found(msgspec.Struct):
             self.by_name = dict(sorted(by_name.items(), key=_by_ns)[:_KEPT])
 
     def told(self, cause: str, row_ns: int) -> list[Culprit]:
-        """Scale it to the ledger's row, in whole nanoseconds that sum to it, and name the most."""
+        """Return the largest contributors, scaled to whole nanoseconds that sum to `row_ns`."""
         most = sorted([(-part, name) for name, part in self.by_name.items()])[:NUM_NAMED]
         scale = row_ns / self.total_ns if self.total_ns > 0 else 0.0
         exact = [-part * scale for part, _ in most]

@@ -1,4 +1,4 @@
-"""What keeps the head of the queue out, as sums by culprit that grow while requests wait.
+"""Blame for the queue time of the head of the queue, as sums by culprit.
 
 A row is one request that has run; its sum grows by its part of each step that was waited for. A
 request that comes to the queue marks the sums of then, and blames each row for what it has grown by
@@ -28,20 +28,20 @@ MOST_CELLS = 1 << 20
 _FEWEST_MARKS = 16
 NOBODY_ROW = 0
 _REMEMBERED_STEPS = 256
-"""Steps whose holders are found for a wait of which is reported now when it began or what for."""
+"""Number of recent steps whose holders are kept for waits that are reported late."""
 _MOST_GRIPS = 64
 _MOST_BLOCK_TOKENS = 1 << 24
-"""A block of more, or of less than one, is damage."""
+"""Largest plausible block size in tokens; more, or less than one, is damage."""
 
 
 class Grip(msgspec.Struct, frozen=True, gc=False):
-    """What the members of a step hold that keeps others out of it.
+    """Resources that the members of a step hold and that keep others out of it.
 
     Attributes:
-        binding: what the scheduler says is scarce.
-        block_tokens: tokens in a KV block, 0 where the engine does not say.
-        tokens: [members], computed in the step.
-        contexts: [members], before it.
+        binding: scarce resource, as reported by the scheduler.
+        block_tokens: tokens in a KV block, 0 if the engine does not report it.
+        tokens: [members], tokens computed in the step.
+        contexts: [members], tokens before them.
     """
 
     binding: str
@@ -50,29 +50,29 @@ class Grip(msgspec.Struct, frozen=True, gc=False):
     contexts: Ints
 
     def blocks(self, held_tokens: Ints) -> Floats:
-        """Return the KV blocks that hold some tokens, or the tokens: [requests]."""
+        """Return the number of KV blocks, or of tokens if the block size is unknown: [requests]."""
         per_block = self.block_tokens if 0 < self.block_tokens <= _MOST_BLOCK_TOKENS else 1
         blocks = -(-held_tokens // per_block)
         return blocks.astype(np.float64)
 
 
 class _Span(msgspec.Struct, eq=False, gc=False):
-    """Time in which the device was busy with one step."""
+    """Interval in which the device executed one step."""
 
     from_ns: int
     until_ns: int
     rows: Ints
-    """Rows of the step's members; where slots or blocks are scarce, of all that hold some."""
+    """Rows of the step's members; if slots or blocks are scarce, of all requests that hold some."""
     grip: Grip | None
-    """None where that is not known: its rows are blamed alike."""
+    """Held resources; None if unknown: the rows are then blamed equally."""
     adds_ns: Floats | None
     held_tokens: Ints | None = None
-    """[rows], tokens in KV blocks where those are scarce."""
+    """[rows], tokens in KV blocks if those are scarce."""
     parts: Floats | None = None
-    """[rows], which sum to 1; None until a request waits for them."""
+    """[rows], shares that sum to 1; None until a request waits for them."""
 
     def shares(self) -> tuple[Ints, Floats]:
-        """Return the rows that are blamed for this time, and how much of it each is."""
+        """Return the rows that are blamed for this interval, and the share of each."""
         if self.parts is None:
             found = self._weights()
             whole = 0.0 if found is None else float(found.sum())
@@ -103,23 +103,23 @@ class _Span(msgspec.Struct, eq=False, gc=False):
 
 
 class _Wait(msgspec.Struct, gc=False):
-    """A request in the queue: the sum of all rows when it came, and its mark."""
+    """Queued request: the total of all sums at its arrival, and its checkpoint."""
 
     total_ns: float
     since_ns: int
-    """Up to where it waited for something else, or was not there."""
+    """End of the time in which it waited for another cause, or its arrival."""
     mark: int = 0
     left_out_ns: Floats | None = None
-    """[rows], growth of the sums since it came while it waited for something else."""
+    """[rows], growth of the sums since its arrival while it waited for another cause."""
 
 
 class Holds:
-    """The requests that run, and what others wait for in the queue because of each.
+    """Running requests, and the queue time that others spend because of each.
 
     Attributes:
-        names: [rows], of the requests; None where a row is free. The first row is of no request.
-        num_taken: rows assigned so far.
-        num_waiting: requests in the queue.
+        names: [rows], request IDs; None if a row is free. The first row belongs to no request.
+        num_taken: number of rows assigned so far.
+        num_waiting: number of requests in the queue.
     """
 
     def __init__(
@@ -129,57 +129,57 @@ class Holds:
         forget: Callable[[list[int]], None],
         paused_within_ns: Callable[[int, int], int],
     ) -> None:
-        """Start with none.
+        """Start without requests.
 
         Args:
-            weight_of: returns what rows are blamed for elsewhere.
-            forget: hears of rows whose requests are forgotten.
-            paused_within_ns: returns for how much of a span of time the engine was paused.
+            weight_of: callback that returns the blame of rows outside the queue.
+            forget: callback that receives rows whose requests are dropped.
+            paused_within_ns: callback that returns how long the engine was paused in an interval.
         """
         self.names: list[str | None] = [None] * FIRST_ROWS
         self._weight_of, self._forget = weight_of, forget
         self._paused_within_ns = paused_within_ns
         self._free = list(range(FIRST_ROWS - 1, NOBODY_ROW, -1))
         self._over: list[int] = []
-        """Rows of requests that are over, in the order in which they ended."""
+        """Rows of ended requests, in the order in which they ended."""
         self._running: dict[int, None] = {}
         self._runners: Ints | None = None
-        """The same as an array; None since it has changed."""
+        """Running rows as an array; None after a change."""
         self._grips: list[tuple[Ints, Grip]] = []
-        """Rows of the newest steps' members and what they hold; it is in no array yet."""
+        """Rows and held resources of the newest steps, which are in no array yet."""
         self._grip: Grip | None = None
-        """The newest one that is."""
+        """Held resources of the newest step that is in the array."""
         self._held_tokens: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
-        """[rows], tokens in KV blocks by each one's newest step."""
+        """[rows], tokens in KV blocks at each row's newest step."""
         self._sums_ns: Floats = np.zeros(FIRST_ROWS)
         self._total_ns = 0.0
         self._since: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
-        """[rows], how many rows had been taken when this one was."""
+        """[rows], value of `num_taken` when the row was assigned."""
         self.num_taken = 0
         self._spans: deque[_Span] = deque()
-        """Not waited through yet."""
+        """Steps whose blame is not added yet."""
         self._past: deque[_Span] = deque(maxlen=_REMEMBERED_STEPS)
         self._at_ns = 0
-        """Up to where spans are waited through."""
+        """Time through which blame is added."""
         self._waiting: dict[int, _Wait] = {}
         self._unmarked: dict[int, _Wait] = {}
-        """Those who came when the sums were as they are."""
+        """Requests that arrived since the sums last changed."""
         self._marks = _Marks()
 
     @property
     def num_rows(self) -> int:
-        """Return how many rows there are, free ones among them."""
+        """Return the number of rows, including free ones."""
         return len(self.names)
 
     @property
     def num_waiting(self) -> int:
-        """Return how many requests are in the queue."""
+        """Return the number of requests in the queue."""
         return len(self._waiting)
 
     # --- rows ---------------------------------------------------------------------------------
 
     def take(self, name: str) -> int:
-        """Assign a request its row."""
+        """Assign a row to a request."""
         if not self._free:
             self._make_room()
         row = self._free.pop()
@@ -190,31 +190,31 @@ class Holds:
         return row
 
     def kept(self, rows: Ints, num_taken: int) -> Ints:
-        """Return rows of earlier, that of no request for those that are of others by now.
+        """Return former rows; those assigned to other requests since become the unknown row.
 
         Args:
-            rows: when `num_taken` were assigned.
-            num_taken: see there.
+            rows: rows as of `num_taken` assignments.
+            num_taken: number of assignments then.
         """
         is_kept = [self.names[row] is not None for row in rows.tolist()]
         return np.where(is_kept & (self._since[rows] <= num_taken), rows, NOBODY_ROW)
 
     def end(self, row: int) -> None:
-        """Note that a request is over; others may have to blame it yet."""
+        """Record the end of a request; others may still blame it."""
         self._over.append(row)
 
     def runs(self, row: int) -> None:
-        """Note that a request holds a slot."""
+        """Record that a request holds a sequence slot."""
         self._running[row] = None
         self._runners = None
 
     def left(self, row: int) -> None:
-        """Note that it holds none any more."""
+        """Record that a request released its sequence slot."""
         self._running.pop(row, None)
         self._runners = None
 
     def blocks(self) -> dict[int, float]:
-        """Return the KV blocks that are held by now, by row."""
+        """Return the number of KV blocks held now, by row."""
         rows = self._runners_now()
         held_tokens = self._held_now()[rows]
         if self._grip is None:
@@ -223,7 +223,7 @@ class Holds:
         return {row: held for row, held in zip(rows.tolist(), blocks.tolist(), strict=True) if held}
 
     def lost_blocks(self, row: int) -> None:
-        """Note that a request holds no KV blocks until its next step."""
+        """Record that a request holds no KV blocks until its next step."""
         self._held_now()[row] = 0
 
     def _runners_now(self) -> Ints:
@@ -232,7 +232,7 @@ class Holds:
         return self._runners
 
     def _held_now(self) -> Ints:
-        """Return the tokens that each row has in KV blocks, by the steps up to now: [rows]."""
+        """Return each row's tokens in KV blocks after all steps so far: [rows]."""
         grips = self._grips
         if grips:
             rows = np.concatenate([rows for rows, _ in grips])
@@ -253,7 +253,7 @@ class Holds:
             self.names += [None] * num
             self._free += range(2 * num - 1, num - 1, -1)
             return
-        # Those that ended lately may be all that a request waited for: the older half is thinned.
+        # Recently ended requests may be all that a request waited for: thin out the older half.
         older = over[: len(over) // 2]
         order = (self._sums_ns[older] + self._weight_of(older)).argsort(kind="stable")
         lesser = [older[at] for at in order[: max(1, len(older) // 2)].tolist()]
@@ -287,15 +287,15 @@ class Holds:
         from_ns: int,
         until_ns: int,
     ) -> None:
-        """Take a step.
+        """Record a step.
 
         Args:
             rows: [members].
-            grip: what they hold; None where that is not known.
-            adds_ns: [members], time that the step would save without each; None likewise.
-            start_ns: when it began; a request may be admitted between then and `from_ns`.
-            from_ns: when the device became busy with it alone.
-            until_ns: when that was over.
+            grip: resources that the members hold; None if unknown.
+            adds_ns: [members], nanoseconds that the step would save without each; None if unknown.
+            start_ns: start of the step; a request may be admitted between then and `from_ns`.
+            from_ns: start of the interval in which the device executed only this step.
+            until_ns: end of that interval.
         """
         held_tokens: Ints | None = None
         if grip is not None:
@@ -319,9 +319,9 @@ class Holds:
             self._held_now()
 
     def _holders(self, rows: Ints, grip: Grip) -> tuple[Ints, Ints]:
-        """Return the rows that have KV blocks while a step runs, and their tokens in them.
+        """Return the rows that hold KV blocks while a step runs, and their tokens.
 
-        Those are all that hold a slot, and the members that have left it since the plan.
+        These are all rows with a slot, and the members that released theirs since the plan.
         """
         runners = self._runners_now()
         has_left = np.array([row not in self._running for row in rows.tolist()], dtype=np.bool_)
@@ -332,7 +332,7 @@ class Holds:
         )
 
     def _pass(self, until_ns: int) -> None:
-        """Add to the sums what was waited through up to a time."""
+        """Add the blame through a time to the sums."""
         spans = self._spans
         while spans and spans[0].from_ns < until_ns:
             span = spans[0]
@@ -351,7 +351,7 @@ class Holds:
         self._at_ns = max(self._at_ns, until_ns)
 
     def _spent_ns(self, span: _Span, since_ns: int, until_ns: int) -> int:
-        """Return how much of a span of time was waited for one step, and not in a pause."""
+        """Return how long an interval was spent waiting for one step, without pauses."""
         since_ns, until_ns = max(span.from_ns, since_ns), min(span.until_ns, until_ns)
         if until_ns <= since_ns:
             return 0
@@ -360,12 +360,12 @@ class Holds:
     # --- the queue ----------------------------------------------------------------------------
 
     def queued(self, slot: int, at_ns: int) -> None:
-        """Start a request's wait."""
+        """Start the queue time of a request."""
         self._pass(at_ns)
         wait = self._waiting[slot] = self._unmarked[slot] = _Wait(self._total_ns, at_ns)
         if at_ns >= self._at_ns:
             return
-        # It is reported late: others have waited since, or none has.
+        # The report is late: other requests may have waited since.
         sums_ns = self._sums_ns.copy()
         for span in (*self._past, *list(self._spans)[:1]):
             spent_ns = self._spent_ns(span, at_ns, self._at_ns)
@@ -378,7 +378,7 @@ class Holds:
             del self._unmarked[slot]
 
     def leave_out(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Leave out a span of time in which a request waited for something else."""
+        """Exclude an interval in which a request waited for another cause."""
         wait = self._waiting.get(slot)
         if wait is None:
             return
@@ -398,14 +398,14 @@ class Holds:
                 wait.total_ns += spent_ns
 
     def _mark(self, at_ns: int) -> None:
-        """Keep the sums for those who came since they changed."""
+        """Record a checkpoint of the sums for the requests that arrived since they changed."""
         mark = self._marks.set(at_ns, self.num_taken, self._sums_ns.copy())
         for wait in self._unmarked.values():
             wait.mark = mark
         self._unmarked.clear()
 
     def admitted(self, slot: int, at_ns: int) -> tuple[Floats, float]:
-        """End a request's wait; return what it blames each row for, and how long it was in all."""
+        """End a queue time; return its blame by row and its total, in nanoseconds."""
         self._pass(at_ns)
         found = self.until(slot, at_ns)
         del self._waiting[slot]
@@ -416,7 +416,7 @@ class Holds:
         return found
 
     def until(self, slot: int, at_ns: int) -> tuple[Floats, float]:
-        """Return the same of a request that may be in the queue yet, up to what is known."""
+        """Return the same for a request that may still be queued, as far as known."""
         wait = self._waiting.get(slot)
         if wait is None or (slot in self._unmarked and not self._spans):
             return np.zeros(0), 0.0
@@ -440,30 +440,30 @@ class Holds:
 
 
 class _Marks:
-    """Sums at times to which a waiting request will look back."""
+    """Checkpoints of the sums at times to which a waiting request refers."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._at_ns: list[int] = []
         self._kept: list[tuple[int, Floats]] = []
-        """For each, how many rows had been taken, and the sums."""
+        """Number of rows assigned and the sums, for each checkpoint."""
         self._num_set = 0
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def drop_before(self, mark: int | None) -> None:
-        """Drop the marks that no request looks back to any more; None for all."""
+        """Drop the checkpoints to which no request refers any more; None drops all."""
         num = len(self._ids) if mark is None else bisect_left(self._ids, mark)
         for kept in (self._ids, self._at_ns, self._kept):
             del kept[:num]
 
     def set(self, at_ns: int, num_taken: int, sums_ns: Floats) -> int:
-        """Keep sums, and return the mark's number.
+        """Record a checkpoint of the sums; return its number.
 
         Args:
-            at_ns: when they were so.
-            num_taken: rows, by then.
+            at_ns: time of the checkpoint.
+            num_taken: number of rows assigned by then.
             sums_ns: [rows].
         """
         self._num_set += 1
@@ -475,13 +475,13 @@ class _Marks:
         return self._num_set
 
     def get(self, mark: int) -> tuple[int, Floats]:
-        """Return a mark; where it was dropped, the next one: a little is missing then."""
+        """Return a checkpoint; if it was dropped, the next one, which misses a little."""
         return self._kept[bisect_left(self._ids, mark)]
 
     def _thin_out(self) -> None:
-        """Drop a quarter of the marks: those whose age is nearly that of the next one.
+        """Drop a quarter of the checkpoints: those whose age is close to the next one's.
 
-        What a look-up can miss is a small part of what it looks back to, whatever its age.
+        The part that a look-up can miss is small against its age.
         """
         at_ns = np.maximum.accumulate(np.array(self._at_ns, dtype=np.float64))
         gap_ns = at_ns[2:] - at_ns[:-2]  # around every mark but the first and the last

@@ -1,4 +1,4 @@
-"""The latency ledger: every nanosecond of a request has exactly one cause.
+"""The latency ledger, which assigns exactly one cause to every nanosecond of a request.
 
 A request is a list of boundaries in the order of time: steps that it was in, tokens that left the
 engine, events. What lies between one boundary and the next has a cause that follows from two things
@@ -47,8 +47,8 @@ Flags = NDArray[np.bool_]
 FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 """States of a slot: before the queue, in it, admitted, preempted, done in the engine."""
 _COMPUTED, _EMITTED, _UNKNOWN = 6, 7, 8
-"""RUNNING behind a step, behind a token that has left, and behind the beginning of a step of which
-no rank reported the execution."""
+"""States of a running request: after a step, after an emission, and after the start of a step whose
+execution no rank reported."""
 NOBODY = 0
 
 (
@@ -67,8 +67,8 @@ NOBODY = 0
     END,
     _CARRIED,
 ) = range(14)
-"""Kinds of boundaries. UNTIMED: a step of which no rank reported the execution. EDGE: the first
-token reaches the edge that counts. END: nothing behind it belongs to the request."""
+"""Kinds of boundaries. UNTIMED: a step whose execution no rank reported. EDGE: delivery of the
+first token. END: no later boundary belongs to the request."""
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
 _NUM = len(CAUSES)
@@ -76,29 +76,29 @@ _OUTPUT, _PAUSED, _LOST = _C["output"], _C["paused"], _C["engine_lost"]
 _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
 _RANK_WAIT, _RECOMPUTE = _C["rank_wait"], _C["recompute"]
 _PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
-"""The next two columns of each are co-batched and interference."""
+"""Columns of own work; the next two columns of each are co-batched and interference."""
 _BY_QUEUE, _BY_GAP, _BY_ARRIVAL, _BY_HELD, _BY_STEP = range(_NUM, _NUM + 5)
-"""Causes that are looked up: by how much of the gap the device was busy, or the engine paused."""
+"""Causes that depend on how long the device was busy, or the engine paused, within the gap."""
 _BUSY = np.array(
     [_C[cause] for cause in ("queue", "not_scheduled", "frontend", "preempted", "cpu_gap")]
 )
 _REST = np.array(
     [_C[cause] for cause in ("queue_idle", "cpu_gap", "frontend", "preempted", "cpu_gap")]
 )
-"""Cause of the busy part of each, and of the rest; what is paused is `paused`."""
+"""Cause of the busy part of each, and of the rest; paused time is `paused`."""
 
 _STATE = np.full(14, -1, dtype=np.int8)
-"""State behind a boundary, by kind; -1 for the state before it."""
+"""State after a boundary, by kind; -1 keeps the state before it."""
 _STATE[[STEP, UNTIMED, ADMITTED]] = RUNNING
 _STATE[QUEUED], _STATE[PREEMPTED] = WAITING, HELD
 _STATE[[ANSWERED, ABORTED, LOST, END]] = LEAVING
 _SUBSTATE = np.full(14, -1, dtype=np.int8)
-"""The same of a running request; EMIT is a token that leaves while no step of the request runs."""
+"""State within RUNNING after a boundary; EMIT is an emission while no step of the request runs."""
 _SUBSTATE[STEP], _SUBSTATE[EMIT] = _COMPUTED, _EMITTED
 _SUBSTATE[UNTIMED], _SUBSTATE[ADMITTED] = _UNKNOWN, RUNNING
 
 _GAP = np.full((9, 14), _OUTPUT, dtype=np.int64)
-"""Cause of a gap: by the state behind its first boundary, and the kind of the second."""
+"""Cause of a gap, by the state after its first boundary and the kind of the second."""
 _GAP[ARRIVING] = _BY_ARRIVAL
 _GAP[WAITING] = _BY_QUEUE
 _GAP[HELD] = _BY_HELD
@@ -113,54 +113,54 @@ _FROM = {
     PREEMPTED: (RUNNING,),
     TRANSFERRED: (WAITING,),
 }
-"""States in which an event of a kind says something, where that is not all."""
+"""States in which an event of a kind is valid, if not in all."""
 _BEHIND = np.full(14, _OUTPUT, dtype=np.int64)
-"""Cause of what lies behind the boundary's `since`, by kind."""
+"""Cause of the time after the boundary's `since`, by kind."""
 _BEHIND[TRANSFERRED], _BEHIND[DELIVERED] = _C["kv_transfer"], _C["delivery"]
 _BEHIND[LOST] = _LOST
 _ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST, END))
-"""[kinds], a step of the request that still runs is over for it."""
+"""[kinds], whether the boundary ends a running step for the request."""
 _IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
-"""[kinds], a front end has written up to there."""
+"""[kinds], whether a front end has written everything up to the boundary."""
 
 _IN_FLIGHT = (WAITING, RUNNING, HELD)
 _UP_TO_FIRST, _ON_ITS_WAY, _AFTER = range(3)
 """Parts of a request's partition."""
 _MOST_RECENT = 64
-"""Steps of one engine that overlap, at most."""
+"""Largest number of overlapping steps of one engine."""
 _AT_NS = attrgetter("at_ns")
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
-    """A step as the requests in it wait for it."""
+    """Step as the requests in it wait for it."""
 
     slots: Ints
-    """[members], each request once."""
+    """[members], slots, each request once."""
     delay: Delay
     start_ns: int
-    """On the earliest rank."""
+    """Start on the earliest rank."""
     end_ns: int
-    """On the latest."""
+    """End on the latest rank."""
     is_cold: bool = False
     wait_ns: int = 0
-    """The part of the delay's excess that is the wait for the slowest rank."""
+    """Nanoseconds of the delay's excess spent waiting for the slowest rank."""
     grip: Grip | None = None
-    """What the members hold; None where that is not known."""
+    """Resources that the members hold; None if unknown."""
     weights: BlameWeights | None = None
-    """What each member is blamed with; None likewise."""
+    """Weights by which each member is blamed; None if unknown."""
     taken: Taken | None = None
-    """What its members blame each other for, once it is noted; None where that is nothing."""
+    """Blame among its members once recorded; None if there is none."""
     begins_ns: Ints | None = None
-    """[members], from when on each waits for it; None for its start."""
+    """[members], start of each member's wait; None for the step's start."""
     is_open: bool = False
-    """It stands for one of which the end is not known; see `hold`."""
+    """Whether it stands for a step whose end is unknown; see `hold`."""
     dp_rank: int = 0
-    """The replica that executed it."""
+    """Data-parallel rank of the replica that executed it."""
     planned_ns: int = NEVER_NS
-    """When its members were chosen; its start where that is not known."""
+    """Time when its members were chosen; its start if unknown."""
 
     def __post_init__(self) -> None:
-        """Bound the time of the plan: no step begins before it."""
+        """Limit the time of the plan to the step's start."""
         if self.planned_ns > self.start_ns:
             self.planned_ns = self.start_ns
 
@@ -170,46 +170,47 @@ class _Block(msgspec.Struct, eq=False, gc=False):
 
     at_ns: int
     end_ns: int
-    """The end of a step; elsewhere `at_ns`."""
+    """End of a step; otherwise `at_ns`."""
     kind: int
     slots: Ints
     since_ns: int = 0
-    """Where the gap before the boundary gets its own cause, see `_BEHIND`; 0 for nowhere."""
+    """Start of the part of the gap before the boundary with its own cause, see `_BEHIND`; 0 for
+    none."""
     step: Step | None = None
     members: Ints | None = None
     """Positions in the step; None for all."""
 
 
 class Ledger:
-    """Books the time of one engine's requests. All times are host nanoseconds.
+    """Time of one engine's requests by cause, in host nanoseconds.
 
-    What is called `note`, `emitted` and so on must be called in the order of time.
+    Methods that record events must be called in the order of time.
 
     Attributes:
-        state: [slots], by all that is noted.
-        mark_ns: [slots], up to where each request is booked.
-        device: where the time of the engine's devices goes; one is busy where any replica's is.
-        replicas: when each replica is busy, and which other requests they waited for.
+        state: [slots], state after all recorded events.
+        mark_ns: [slots], time through which each request is booked.
+        device: time of the engine's devices; busy while any replica is.
+        replicas: busy time of each replica, and blame among its requests.
     """
 
     def __init__(self, num_slots: int = 256, blocked: BlockedTime | None = None) -> None:
-        """Start with room for some requests; `grow` makes more.
+        """Allocate columns for some requests; `grow` adds more.
 
         Args:
-            num_slots: of them.
-            blocked: when clients did not read.
+            num_slots: initial number of slots.
+            blocked: intervals in which clients did not read.
         """
         self._blocked = blocked or BlockedTime()
         self._rows = np.zeros((num_slots, 3, _NUM), dtype=np.int64)
         self.mark_ns = np.zeros(num_slots, dtype=np.int64)
         self.state = np.zeros(num_slots, dtype=np.int8)
         self._state = np.zeros(num_slots, dtype=np.int8)
-        """[slots], behind the last boundary that is booked; likewise the next three."""
+        """[slots], state after the last booked boundary; the next three likewise."""
         self._substate = np.zeros(num_slots, dtype=np.int8)
         self._part = np.zeros(num_slots, dtype=np.int8)
         self._has_prefilled = np.zeros(num_slots, dtype=np.bool_)
         self._is_over = np.zeros(num_slots, dtype=np.bool_)
-        """[slots], END is booked: later boundaries of the request are left out."""
+        """[slots], whether END is booked: later boundaries of the request are ignored."""
         self.device = Busy()
         self.replicas = Replicas(num_slots)
         self._blocks: list[_Block] = []
@@ -219,26 +220,26 @@ class Ledger:
         """Latest end of a step so far."""
         self._each: Ints = np.arange(num_slots)
         self._num_changes = 0
-        """Changes of states so far."""
+        """Number of state changes so far."""
         self._admitted: tuple[Ints | None, int] = (None, 0)
         """Members of the last step, all of which ran, and the number of changes then."""
         self._held: set[int] = set()
         """Slots of requests with boundaries that are held back."""
         self._hung: set[int] = set()
-        """Those of them in a step whose end is not known."""
+        """Slots of held-back requests in a step whose end is unknown."""
         self._num_in_flight = 0
         self._cut_ns = np.zeros(num_slots, dtype=np.int64)
-        """[slots], the last time at which a request left the batch, or was over."""
+        """[slots], last time at which a request left the batch or ended."""
         self._made_ns = np.full(num_slots, -1)
-        """[slots], the start of the step that made the first token: the last one to prefill before
-        that left, or where none did, just before it left; -1 before."""
+        """[slots], start of the step that computed the first token: the last prefill before its
+        emission, or without one, just before the emission; -1 before."""
         self._is_first_due = np.zeros(num_slots, dtype=np.bool_)
-        """[slots], no token has left."""
+        """[slots], whether no token was emitted yet."""
         self._last_cut_ns = 0
-        """The latest of them."""
+        """Latest value of `_cut_ns`."""
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Extend the columns to `num_slots` requests."""
         per_slot = ("_rows", "mark_ns", "state", "_state", "_substate", "_part", "_has_prefilled")
         for name in (*per_slot, "_is_over", "_cut_ns", "_made_ns", "_is_first_due"):
             old = getattr(self, name)
@@ -250,7 +251,7 @@ class Ledger:
     # --- boundaries, in the order of time -----------------------------------------------------
 
     def begin(self, slot: int, at_ns: int, state: int) -> None:
-        """Start a request's ledger, in a free slot."""
+        """Start the ledger of a request in a free slot."""
         self._rows[slot] = 0
         self.mark_ns[slot] = at_ns
         self.state[slot] = FREE
@@ -262,19 +263,19 @@ class Ledger:
         self._change(slot, at_ns, state)
 
     def free(self, slot: int) -> None:
-        """Give the slot back."""
+        """Release a slot."""
         self._change(slot, 0, FREE)
         self._held.discard(slot)
         self._hung.discard(slot)
         self.replicas.end(slot)
 
     def place(self, slot: int, dp_rank: int) -> None:
-        """Note which replica a request is on."""
+        """Record the replica of a request."""
         is_running = self.state.item(slot) == RUNNING
         self.replicas.place(slot, dp_rank, self.device, is_running=is_running)
 
     def note(self, slot: int, kind: int, at_ns: int, *, since_ns: int = 0) -> None:
-        """Note an event of a request; one that changes nothing in its state is ignored."""
+        """Record an event of a request; ignore one that is invalid in its state."""
         state = self.state.item(slot)
         if state not in _FROM.get(kind, (state,)):
             return
@@ -295,7 +296,7 @@ class Ledger:
             self._change(slot, at_ns, after, held_until_ns=since_ns if kind == LOST else 0)
 
     def emitted(self, slots: Ints, at_ns: int) -> None:
-        """Note that tokens of these requests left the engine's loop."""
+        """Record an emission of tokens by these requests."""
         is_first = self._is_first_due[slots]
         if is_first.any():
             firsts = slots[is_first]
@@ -304,7 +305,7 @@ class Ledger:
         self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
 
     def step(self, step: Step) -> None:
-        """Note a step; a member that was not admitted is admitted by it."""
+        """Record a step; it admits members that were not admitted."""
         slots, start_ns = step.slots, step.start_ns
         members: Ints | None = None
         if self._admitted[0] is not slots or self._admitted[1] != self._num_changes:
@@ -344,7 +345,7 @@ class Ledger:
         step.taken = replica.blame.step(*given, *span, part)
 
     def _begins_ns(self, step: Step) -> Ints:
-        """Return from when on each member waits for a step: the end of its steps before."""
+        """Return the start of each member's wait for a step: the end of its earlier steps."""
         begins_ns = np.full(len(step.slots), step.start_ns)
         cut_ns = self._cut_ns[step.slots]
         for before in self._recent:
@@ -356,13 +357,13 @@ class Ledger:
         return begins_ns
 
     def hold(self, slots: Ints, since_ns: int) -> Step:
-        """Hold back the boundaries of running requests, in a step whose end is not known.
+        """Hold back the boundaries of running requests in a step whose end is unknown.
 
-        They are booked after `release`. A request that ends before that was slowed down.
+        They are booked after `release`. A request that ends before that has a slowdown.
 
         Args:
-            slots: the requests'.
-            since_ns: start of the step, or of their part of it.
+            slots: slots of the requests.
+            since_ns: start of the step, or of the requests' part of it.
         """
         none = np.zeros(len(slots), dtype=np.int64)
         delay = Delay(none, None, [], 0, 0, 0, excess_ns=NEVER_NS - since_ns)
@@ -373,14 +374,14 @@ class Ledger:
         return step
 
     def hang(self, slots: Ints, start_ns: int, end_ns: int, *, dp_rank: int) -> None:
-        """Note that a replica was busy with running requests, in a part of such a step."""
+        """Record that a replica was busy with running requests in part of such a step."""
         none = np.zeros(len(slots), dtype=np.int64)
         replica, span = self._run(dp_rank, start_ns, end_ns)
         delay = Delay(none, None, [], 0, 0, 0, 0)
         replica.blame.step(slots, delay, None, None, start_ns, *span)
 
     def _run(self, dp_rank: int, start_ns: int, end_ns: int) -> tuple[Replica, tuple[int, int]]:
-        """Note a busy time; return its replica, and from when to when it was busy with it alone."""
+        """Record busy time; return its replica and the interval spent on this step alone."""
         replica = self.replicas.on(dp_rank, self.device)
         span = self.device.step(start_ns, end_ns, is_work_there=self._num_in_flight > 0)
         if replica.device is not self.device:
@@ -388,7 +389,7 @@ class Ledger:
         return replica, span
 
     def release(self, held: list[Step]) -> None:
-        """Hold requests back no longer: the step is about to be noted, or was none."""
+        """Release held-back requests: the step is about to be recorded, or did not exist."""
         steps = {id(step) for step in held}
         self._blocks = [block for block in self._blocks if id(block.step) not in steps]
         kept = [step for step in self._recent if id(step) not in steps]
@@ -396,37 +397,36 @@ class Ledger:
         self._recent_until_ns = max((step.end_ns for step in kept), default=0)
 
     def untimed(self, slots: Ints, at_ns: int) -> None:
-        """Note a step of which no rank reported the execution."""
+        """Record a step whose execution no rank reported."""
         members = self._admit(slots, at_ns, at_ns)
         waiting = slots if members is None else slots[members]
         self._blocks.append(_Block(at_ns, at_ns, UNTIMED, waiting))
 
     def pause(self, at_ns: int) -> None:
-        """Note that the engine is paused: whoever waits from here on waits for that."""
+        """Record the start of a pause: waits from now on are `paused`."""
         self.pass_idle(at_ns)
         self.device.pause(at_ns)
         self.replicas.pause(at_ns)
 
     def unpause(self, at_ns: int) -> None:
-        """Note that it is paused no more."""
+        """Record the end of a pause."""
         self.pass_idle(at_ns)
         self.device.unpause(at_ns)
         self.replicas.unpause(at_ns)
 
     def pass_idle(self, until_ns: int) -> None:
-        """Explain the device's idle time up to here: a request was waiting, or none was there."""
+        """Account for idle time of the device through `until_ns`, by whether it had requests."""
         self.device.idle(until_ns, is_work_there=self._num_in_flight > 0)
 
     def _admit(self, slots: Ints, at_ns: int, planned_ns: int) -> Ints | None:
-        """Admit the members of a step; return which of them wait for it, None for all.
+        """Admit the members of a step; return those that wait for it, None for all.
 
         An engine that plans a step before it has read the tokens of the last one computes requests
         that have finished or were preempted since the plan. They do not wait for that step.
 
-        Args:
-            slots: [members].
-            at_ns: when the step began.
-            planned_ns: when its members were chosen.
+        slots: [members].
+            at_ns: start of the step.
+            planned_ns: time when its members were chosen.
         """
         is_running = self.state[slots] == RUNNING
         waits: Ints | None = None
@@ -445,7 +445,7 @@ class Ledger:
         return waits
 
     def _resume_steps(self, slot: int, at_ns: int) -> None:
-        """Continue the steps that the edge of a request's first token cuts, behind it."""
+        """Continue the steps that the delivery of a request's first token interrupts."""
         if at_ns < self._recent_until_ns:
             for step in self._recent:
                 if step.start_ns <= at_ns < step.end_ns:
@@ -461,7 +461,7 @@ class Ledger:
             self._blocks.append(rest)
 
     def _cut_blame(self, slot: int, at_ns: int) -> None:
-        """Blame no member for the part of a step that a request no longer waits for."""
+        """Exclude from the blame the part of a step that a request did not wait for."""
         if at_ns >= self._recent_until_ns:
             return
         cut_ns = self._cut_ns.item(slot)
@@ -471,11 +471,11 @@ class Ledger:
                     self._blame_less(step, member, at_ns, step.end_ns)
 
     def deliver_first(self, slot: int, at_ns: int) -> None:
-        """Take from the blame what a request waited for while its first token was on its way.
+        """Exclude from the blame the waits while the first token was being delivered.
 
         Args:
-            slot: the request's, whose first token went out by itself.
-            at_ns: when that reached its edge.
+            slot: slot of the request, whose first token was delivered by itself.
+            at_ns: time of that delivery.
         """
         made_ns = self._made_ns.item(slot)
         if made_ns < 0:
@@ -490,7 +490,7 @@ class Ledger:
                     self._blame_less(step, member, step.start_ns, at_ns)
 
     def _blame_less(self, step: Step, member: int, since_ns: int, until_ns: int) -> None:
-        """Take from the blame a span of time in which a member waited for a step."""
+        """Exclude from the blame an interval in which a member waited for a step."""
         if step.taken is None:
             return
         if step.begins_ns is not None:
@@ -527,7 +527,7 @@ class Ledger:
     # --- one window ---------------------------------------------------------------------------
 
     def fold(self, until_ns: int | None) -> None:
-        """Book all boundaries before a time, but for those that are held back; None for all."""
+        """Book all boundaries before a time, except held-back ones; None books all."""
         self.replicas.fold()
         blocks = sorted(self._blocks, key=_AT_NS)
         self._blocks = []
@@ -542,14 +542,14 @@ class Ledger:
         return slot in self._held
 
     def is_hung(self, slot: int) -> bool:
-        """Return whether that is by a step whose end is not known."""
+        """Return whether a request is held back by a step whose end is unknown."""
         return slot in self._hung
 
     def _hold_back(self, blocks: list[_Block], until_ns: int) -> list[_Block]:
-        """Keep, from a step on that is not over, the boundaries of those who are in it.
+        """Keep the boundaries of the members of unfinished steps, from those steps on.
 
-        A step is over for a request at a boundary that ends it (`_ENDS_STEP`); one whose end is not
-        known, with the request.
+        A step is over for a request at a boundary that ends it (`_ENDS_STEP`); a step of unknown
+        end is over when the request is.
         """
         if all(block.end_ns <= until_ns for block in blocks):
             return blocks
@@ -582,7 +582,7 @@ class Ledger:
         return blocks[:first] + found
 
     def _book(self, blocks: list[_Block]) -> None:
-        """Book a window: boundary rows, the gaps between them, the steps among them."""
+        """Book a window: boundary rows, the gaps between them, and the steps among them."""
         blocks, emitted_ns = _with_emissions(blocks)
         sizes = np.array([len(block.slots) for block in blocks])
         slot = np.concatenate([block.slots for block in blocks])
@@ -601,7 +601,7 @@ class Ledger:
             + [(0, 0, _CARRIED, 0)]
         ).T.copy()
         kept = (slot != NOBODY).nonzero()[0]
-        # One row for where each request stands, and behind it its boundaries.
+        # The first row of each request is its state so far; its boundaries follow.
         slots = np.concatenate([live, slot[kept]])
         small = np.uint16 if len(self.state) <= 1 << 16 else np.int64
         order = slots.astype(small).argsort(kind="stable") - len(live)
@@ -632,7 +632,7 @@ class Ledger:
         is_step = kind == STEP
         rows = is_step.nonzero()[0]
         member = members.at[place[rows]]
-        # States, as the boundary says or else as they were before it.
+        # States come from the boundary, or else from the row before it.
         is_inside = (kind == EMIT) & (at_ns < before_ns)
         state, substate = _STATE[kind], _SUBSTATE[kind]
         substate[is_inside] = -1
@@ -641,11 +641,11 @@ class Ledger:
         state, substate = _last_said(state), _last_said(substate)
         behind = np.where(state == RUNNING, substate, state)
         cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
-        # A token that leaves inside the next step was on its way before it; its edge may end that.
+        # A token emitted inside the next step was in output before it; its delivery may end that.
         is_late = is_step[1:-1] & (kind[2:] == EMIT) & (behind[:-2] == _COMPUTED)
         is_late &= at_ns[2:] < uncut_ns[1:-1]
         cause[1:-1][is_late] = _OUTPUT
-        # Parts: a decode behind a prefill shows that the first token was made before it.
+        # Parts: a decode after a prefill shows that the first token was computed before it.
         is_prefill = np.zeros(len(kind), dtype=np.bool_)
         is_prefill[rows] = members.is_prefill[member]
         has_prefilled = _before(is_prefill, group, len(live)) | self._has_prefilled[live][group]
@@ -689,13 +689,13 @@ class Ledger:
         state: NDArray[np.int8],
         slot: Ints,
     ) -> None:
-        """Add what lies between boundaries, by cause; look up what was busy or paused of it."""
+        """Add the gaps between boundaries by cause; look up their busy and paused parts."""
         middle_ns = np.minimum(np.maximum(since_ns, before_ns), at_ns)
         rows = (at_ns > middle_ns).nonzero()[0]
         np.add.at(booked, cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
         gap_ns = middle_ns - before_ns
         for row in (_IS_WRITTEN[kind] & (state == LEAVING)).nonzero()[0].tolist():
-            # The engine was done, and the connection took no more.
+            # The engine had finished, and the connection accepted no more data.
             if gap_ns[row] > 0:
                 since, until = before_ns.item(row), middle_ns.item(row)
                 blocked_ns = self._blocked.within_ns(slot.item(row), since, until)
@@ -707,7 +707,7 @@ class Ledger:
         if not len(rows):
             return
         causes = cause[rows]
-        # Rows of one step mostly ask for the same span of time, so each is looked up once.
+        # Rows of one step mostly share one interval, so each interval is looked up once.
         since_ns, until_ns = before_ns[rows], middle_ns[rows]
         at, lut = of[rows], np.empty(int(of[rows].max()) + 1, dtype=np.int64)
         lut[at] = np.arange(len(at))  # a row of each
@@ -719,7 +719,7 @@ class Ledger:
         odd = is_odd.nonzero()[0]
         answer[odd] = len(asks) + np.arange(len(odd))
         chosen = np.concatenate([chosen, odd])
-        # Who moves on in a pause was not held up by it.
+        # A request that moves on during a pause was not held up by it.
         is_over = (causes[chosen] == _BY_ARRIVAL) | (kind[rows[chosen]] <= EMIT)
         busy_ns, paused_ns = self.replicas.within(
             slot[rows[chosen]], since_ns[chosen], until_ns[chosen], self.device, is_over=is_over
@@ -735,13 +735,13 @@ class Ledger:
     def rows_of(
         self, slot: int, *, is_streamed: bool, edge_ns: int | None = None
     ) -> tuple[Ints, Ints]:
-        """Return what is booked of a request up to its first token, and after it: [causes] each.
+        """Return a request's booked time up to its first token, and after it: [causes] each.
 
         Args:
-            slot: the request's.
-            is_streamed: its first token went out by itself; before that it was on its way, whatever
-                else was computed for the request meanwhile.
-            edge_ns: when its first token reached its edge; None where it has not.
+            slot: slot of the request.
+            is_streamed: whether its first token was delivered by itself; until then it is in
+                delivery, whatever else is computed for the request meanwhile.
+            edge_ns: time when its first token was delivered; None if it was not.
         """
         up_to_first, on_its_way, after = self._rows[slot].copy()
         if is_streamed and self._part.item(slot) == _AFTER:
@@ -758,23 +758,23 @@ class Ledger:
         return up_to_first, after
 
     def is_unbooked(self, slot: int, arrived_ns: int) -> bool:
-        """Return whether nothing is known of a request but when it arrived."""
+        """Return whether only the arrival of a request is known."""
         return self.state.item(slot) == ARRIVING and self.mark_ns.item(slot) == arrived_ns
 
     def add_before(self, slot: int, row: Ints) -> None:
-        """Add what came before a request's first boundary: [causes]."""
+        """Add the time before a request's first boundary: [causes]."""
         self._rows[slot, _UP_TO_FIRST] += row
 
     def until(self, slot: int, until_ns: int, *, unfolded: tuple[int, int] | None) -> Ints:
-        """Return what a request has waited for since its mark, by the same rules: [causes].
+        """Return a request's time since its mark by cause, by the same rules: [causes].
 
-        Of a request that runs, that is up to the oldest step that is not folded.
+        A running request is covered only through the start of the oldest unfolded step.
 
         Args:
-            slot: the request's.
-            until_ns: now.
-            unfolded: from when to when the device was busy with steps that are not folded; None
-                where there are none.
+            slot: slot of the request.
+            until_ns: current time.
+            unfolded: interval in which the device was busy with steps that are not folded; None
+                without such steps.
         """
         row = np.zeros(_NUM, dtype=np.int64)
         mark_ns, state = self.mark_ns.item(slot), self.state.item(slot)
@@ -802,7 +802,7 @@ class Ledger:
 
 
 class _Members:
-    """The members of a window's steps, and what each waits for in its step.
+    """Members of a window's steps, and the wait of each in its step.
 
     Attributes:
         at: [rows of all blocks], the member of each row of a step.
@@ -810,7 +810,8 @@ class _Members:
         is_decode: [members].
         own_ns: [members].
         step_of: [members].
-        of_steps: [6, steps], classes, what is explained, excess, wait, and the excess's cause.
+        of_steps: [6, steps], both classes, explained time, excess, rank wait, and the excess's
+            cause.
         whole_ns: [steps].
     """
 
@@ -854,13 +855,13 @@ class _Members:
         self.whole_ns: Ints = self.of_steps[2:5].sum(axis=0)
 
     def book(self, booked: Ints, cell: Ints, member: Ints, took_ns: Ints) -> None:
-        """Add steps; a row of which a part is booked already has its parts scaled down.
+        """Add steps; scale down the parts of a row that is partly booked.
 
         Args:
-            booked: takes them: [cells].
-            cell: [rows], where those of its request begin.
+            booked: [cells], target of the addition.
+            cell: [rows], first cell of the row's request.
             member: [rows].
-            took_ns: [rows], what each may book.
+            took_ns: [rows], largest time that each may book.
         """
         if not len(member):
             return
@@ -918,10 +919,10 @@ def _none(like: Ints) -> Ints:
 
 
 def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:
-    """Join each step with the emission right behind it where all its members emit.
+    """Join each step with the emission directly after it if all its members emit.
 
     Returns:
-        the blocks, and when the tokens left that were joined with them, else -1: [blocks + 1].
+        the blocks, and the emission times that were joined with them, else -1: [blocks + 1].
     """
     found: list[_Block] = []
     emitted_ns: list[int] = []
@@ -942,7 +943,7 @@ def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:
 
 
 def _divided(block: _Block, is_kept: Flags) -> tuple[_Block | None, _Block | None]:
-    """Divide a block; return what is left of it, and what is kept for later."""
+    """Divide a block into the part to book now and the part to keep."""
     if is_kept.all():
         return None, block
     if not is_kept.any():
@@ -957,7 +958,7 @@ def _divided(block: _Block, is_kept: Flags) -> tuple[_Block | None, _Block | Non
 
 
 def _marks(tail_ns: Ints, group: Ints, starts: Ints) -> tuple[Ints, Ints]:
-    """Return up to where each row's request stood before it, and behind it."""
+    """Return the time through which each row's request is booked, before and after the row."""
     base_ns = int(tail_ns.min())
     span_ns = int(tail_ns.max()) - base_ns + 1
     if span_ns * len(starts) < 1 << 62:
@@ -973,7 +974,7 @@ def _marks(tail_ns: Ints, group: Ints, starts: Ints) -> tuple[Ints, Ints]:
 
 
 def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice) -> None:
-    """End the steps of a request at its last row here, a boundary that no step outlasts."""
+    """End the steps of a request at the last of these rows, a boundary that no step outlasts."""
     begun_ns, over_ns = at_ns[rows], at_ns[rows][-1]
     is_cut = (kind[rows] == STEP) & (end_ns[rows] > over_ns)
     for times_ns in (end_ns[rows], tail_ns[rows]):
@@ -981,7 +982,7 @@ def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice
 
 
 def _last_said(values: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Replace each value below 0 by the last one before it that is not."""
+    """Replace each negative value by the last non-negative one before it."""
     said = np.where(values >= 0, np.arange(len(values)), 0)
     return values[np.maximum.accumulate(said)]
 

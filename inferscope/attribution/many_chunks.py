@@ -1,4 +1,4 @@
-"""The Shapley value of f(N) for more chunks than have few coalitions: close, and without chance.
+"""The Shapley value of f(N) for many chunks, by a deterministic approximation.
 
 A chunk's part is the mean of f(X + n) - f(X), X being the tokens before it in a random order. The
 number h of other chunks before one is uniform; the singles before it follow from h (beta-binomial).
@@ -32,11 +32,11 @@ _MOST_NUMBERS, _FEWEST_NUMBERS = 8, 3
 """Numbers of chunks before one that are distinguished where X is taken as normal: fewer for more
 sizes."""
 _MOST_PAIRED = 16
-"""Sizes of which each is tried alone before each other."""
+"""Largest number of sizes for which each is tried alone before each other."""
 
 
 class _Plan(NamedTuple):
-    """What depends on the numbers of players alone; last index: for a chunk, for a single."""
+    """Values that depend only on the player counts; last index: for a chunk, for a single."""
 
     num_others: Floats
     """[2], other chunks."""
@@ -46,15 +46,15 @@ class _Plan(NamedTuple):
     """[2, cells + 1, 2] and [2, cells, 2]: bounds of the singles before it, and weights by width,
     if no other chunk is before it, and if all are."""
     pairs: tuple[Floats, Floats]
-    """The same if one is, and if all but one are."""
+    """Bounds and weights if one other chunk is before it, and if all but one are."""
     numbers: Floats
-    """[numbers, 2], of other chunks before it, between these."""
+    """[numbers, 2], counts of other chunks before it, between these."""
     weights: Floats
-    """[4, numbers, 2], their chances, by which of the two largest are among them."""
+    """[4, numbers, 2], their chances, by which of the two largest chunks are among them."""
     mean: Floats
-    """[numbers, 2], of the singles before it and half a token, the middle of a whole one."""
+    """[numbers, 2], mean count of singles before it, plus half a token."""
     variance: Floats
-    """[numbers, 2], of the same."""
+    """[numbers, 2], variance of that count."""
 
 
 def approximate(
@@ -163,9 +163,9 @@ def _plan(num_chunks: int, num_single: int, num_numbers: int, *, is_paired: bool
 
     Args:
         num_chunks: at least 11.
-        num_single: of single tokens.
-        num_numbers: numbers of chunks before one, at most, that are distinguished.
-        is_paired: whether the cases of one other chunk, and of all but one, are apart.
+        num_single: number of single tokens.
+        num_numbers: largest number of distinguished counts of chunks before one.
+        is_paired: whether the cases of one other chunk, and of all but one, are separate.
     """
     kinds = [(num_chunks - 1, num_single), (num_chunks, max(0, num_single - 1))]
     first = 2 if is_paired else 1
@@ -237,7 +237,7 @@ def _chance_of_more(log: Floats, n: int, d: int, h: int, least: int) -> float:
 
 
 def _middle(n: int, d: int, first: int, num: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return numbers of chunks before one, their chances, and mean and variance of singles then."""
+    """Return counts of chunks before one, their chances, and the mean and variance of singles."""
     h, chances = _numbers(n, first, num)
     mean = (h + 1) * (d / (n + 2))
     variance = mean * (n + 1 - h) * ((n + 2 + d) / ((n + 2) * (n + 3)))
@@ -256,7 +256,7 @@ def _numbers(n: int, first: int, num: int) -> tuple[Floats, Floats]:
 
 
 def log_factorials(most: int) -> Floats:
-    """Return the logarithms of the factorials of 0 to a number, or beyond it."""
+    """Return the logarithms of the factorials from 0 to at least `most`."""
     return _log_factorials_to(1 << most.bit_length())
 
 
@@ -266,7 +266,7 @@ def _log_factorials_to(most: int) -> Floats:
 
 
 class Sums:
-    """Prefix sums of f, between whole numbers of tokens and beyond its table, too."""
+    """Prefix sums of f, for fractional token counts and beyond its table too."""
 
     def __init__(self, model: StepModel) -> None:
         self._f_ns, self._f_sum = model.f_ns, model.f_sum
@@ -279,7 +279,7 @@ class Sums:
         return self.between(tokens.astype(np.float64))
 
     def between(self, tokens: Floats) -> Floats:
-        """Return the same for any numbers, f being constant between two whole ones."""
+        """Return the same for any numbers; f is constant between two whole ones."""
         f_ns, f_sum = self._f_ns, self._f_sum
         last = len(f_ns) - 1
         floor = tokens.astype(np.int64)

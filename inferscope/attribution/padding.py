@@ -1,13 +1,10 @@
-"""Who pays for padding: decode attention that runs, for everybody, as far as the longest context.
+"""Cost of padding: decode attention computed for every request up to the longest context.
 
 An engine that pads computes n requests of one token each as if all of them were as long as the
-longest: the cost of a coalition S is |S| · max over S of what is visible. Everybody pays for being
-there, the long ones for what they do to the others. Cut by lengths, it is a sum of games "|S| if
-anybody in S is as long as this", each with a value in closed form, so the Shapley value takes one
-sort. With m of n requests as long as a level, that level's height is paid
-
-    m/(m + 1)                     by each shorter one: the chance that a longer one came before it
-    n/m - (n - m)/(m + 1)         by each of the m
+longest: the cost of a coalition S is |S| · max over S of the visible tokens. Each request pays for
+its presence, the long ones for the padding they cause. Cut by lengths, it is a sum of games "|S| if
+any request in S is as long as this", each with a value in closed form, so the Shapley value takes
+one sort. With m of n requests as long as a level, that level's height is paid
 
 Divided by what each makes visible instead, the short ones pay far too little: of 64 requests evenly
 from 300 to 3,000 tokens, the shortest a fifth of its part, and 18 % of the padded attention goes to
@@ -37,14 +34,13 @@ def padding(visible: Floats) -> Floats:
 
 
 def beyond_own(visible: Floats | Ints, sizes: Ints) -> Floats:
-    """Return what each pays for padding beyond its own visible tokens, of many steps: [requests].
+    """Return each request's padding cost beyond its own visible tokens, by step: [requests].
 
-    The lowest level is everybody's own, so it is only how much longer one is than another that
-    counts.
+    All requests reach the lowest level, so only the differences in length count.
 
     Args:
-        visible: tokens, or how many more than any number, [requests], at least one request.
-        sizes: [steps], requests of each.
+        visible: visible tokens, or their excess over any number, [requests], at least one request.
+        sizes: [steps], number of requests.
     """
     grid = Grid(sizes)
     laid = grid.lay(visible.astype(np.float64), math.inf)
@@ -66,7 +62,7 @@ def beyond_own(visible: Floats | Ints, sizes: Ints) -> Floats:
 
 
 def airport(heights: Floats) -> Floats:
-    """Return the Shapley value of max height: each level is shared by those who reach it.
+    """Return the Shapley value of max height: each level is shared by those that reach it.
 
     Args:
         heights: [players], none negative, at least one player.
@@ -80,12 +76,12 @@ def airport(heights: Floats) -> Floats:
 
 
 def padding_after(visible: Floats, *, num_before: int, longest_before: float) -> Floats:
-    """Return the Shapley value of what a group adds to the padding of others who are all there.
+    """Return the Shapley value of a group's increase of the padding of requests already present.
 
     Args:
-        visible: of the group, [requests], at least one request.
-        num_before: the others.
-        longest_before: the most that one of them makes visible.
+        visible: [requests], visible tokens of the group, at least one request.
+        num_before: number of other requests.
+        longest_before: largest number of visible tokens among the others.
     """
     reached = np.maximum(visible, longest_before)
     return padding(reached) + num_before * airport(reached - longest_before)

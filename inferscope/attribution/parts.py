@@ -1,4 +1,4 @@
-"""Prompt parts: what the prefill of one request cost, by whose tokens they were.
+"""Prompt parts: cost of one request's prefill by the source of its tokens.
 
 A chunk of a prefill computes the positions [context, context + tokens) of a prompt, and the parts
 of the prompt are stretches of positions. So a chunk's share of its step is divided by position:
@@ -30,13 +30,13 @@ from inferscope.cost.shape import pairs
 from inferscope.records import OTHER_PART
 
 OUTPUT = "output"
-"""Not of the prompt: generated tokens that were computed again."""
+"""Part name of generated tokens that were computed again; not part of the prompt."""
 _ENDLESS = 1 << 62
 _MOST_STRETCHES = 256
-"""More than any probe tells."""
+"""Largest number of spans, beyond what any probe reports."""
 
 Told = Sequence[tuple[str, int]]
-"""Names and tokens, in the order of the prompt."""
+"""Names and token counts, in the order of the prompt."""
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
@@ -62,12 +62,12 @@ def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
     """Lay parts out over the positions of a prompt.
 
     Args:
-        told: what was said of it; it may be wrong.
-        prompt_tokens: of the prompt.
+        told: declared parts, which may be wrong.
+        prompt_tokens: length of the prompt.
 
     Returns:
-        names, and the positions where they end; each begins where the one before it ends. What is
-        told beyond the prompt's end is cut off, what is missing of it is `other`.
+        names, and the positions where they end; each begins where the one before it ends. A
+        declaration beyond the prompt's end is cut off; the undeclared rest is `other`.
     """
     laid: list[tuple[str, int]] = []
     at = 0
@@ -82,10 +82,10 @@ def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
 
 
 class PromptCost:
-    """What the parts of one prompt cost so far.
+    """Cost of the parts of one prompt so far.
 
     Attributes:
-        prompt_tokens: of all parts.
+        prompt_tokens: tokens of all parts.
         seen_ns: attributed time of all chunks.
     """
 
@@ -109,14 +109,14 @@ class PromptCost:
         laid.append((OUTPUT, _ENDLESS))
         numbers: dict[str, int] = {}
         self._part_of = [numbers.setdefault(name, len(numbers)) for name, _ in laid]
-        """By stretch; the last one is all that is not of the prompt."""
+        """Part of each span; the last span holds all positions beyond the prompt."""
         self._names = list(numbers)
         self._ends = [end for _, end in laid]
-        """By stretch."""
+        """End position of each span."""
         num = len(self._names)
         self._compute_ns = [0.0] * num
         self._own_ns = [0.0] * num
-        """Of the delay of its steps: what they would have taken with this request alone."""
+        """Delay in nanoseconds that the steps would have taken with this request alone, by part."""
         self._recomputed = [0] * num
         self._flops = [0] * num
 
@@ -133,12 +133,12 @@ class PromptCost:
         """Divide a chunk.
 
         Args:
-            tokens: of it.
-            context: position of the first.
-            share_ns: what the request was charged for it, on all ranks.
-            own_ns: what it waited for itself there.
-            pair_share: how much of its modelled cost goes by pairs of query and key, 0..1.
-            is_recomputed: all of it was computed before.
+            tokens: tokens of the chunk.
+            context: position of its first token.
+            share_ns: the request's share of the step's cost, on all ranks.
+            own_ns: the request's wait for its own work there.
+            pair_share: share of its modelled cost that depends on query-key pairs, 0..1.
+            is_recomputed: whether all of it was computed before.
         """
         self.seen_ns += share_ns
         tokens = max(1, tokens)
@@ -159,7 +159,7 @@ class PromptCost:
             at += 1
 
     def count(self, tokens: int, context: int, sampled: int, flops: FlopRates) -> None:
-        """Count a chunk's FLOPs; its rows of logits are its last token's."""
+        """Count the FLOPs of a chunk; its rows of logits belong to its last token."""
         start, end, at = context, context + tokens, bisect_right(self._ends, context)
         while start < end:
             num = min(end, self._ends[at]) - start
@@ -179,13 +179,13 @@ class PromptCost:
         """Return the parts, each name once, in the order of the prompt.
 
         Args:
-            prefill_ns: what the request was charged for prefill; the parts sum to it.
+            prefill_ns: the request's share of prefill cost; the parts sum to it.
             cached_tokens: positions from the start that were found in the cache.
             ttft_own_ns: `prefill_own` of its first token's ledger; the parts sum to it.
-            has_flops: all chunks were counted.
+            has_flops: whether all chunks were counted.
 
         Returns:
-            none where chunks were not seen.
+            no parts if some chunks were not seen.
         """
         if self.seen_ns != prefill_ns:
             return ()
@@ -211,7 +211,7 @@ class PromptCost:
         )
 
     def _tokens_before(self, position: int) -> list[int]:
-        """Return how many positions of each part of the prompt come before one."""
+        """Return how many positions of each prompt part precede a position."""
         found, start = [0] * len(self._names), 0
         for part, end in zip(self._part_of[:-1], self._ends, strict=False):
             if start >= position:

@@ -1,8 +1,8 @@
-"""Requests that others are compared with, each looked at once for each objective.
+"""Peer requests for comparison, each evaluated once for each objective.
 
-Of two hundred peers a breach needs the median of those that met the objective. What they spent, and
-whether it was within the limit, stays the same from one breach to the next. Whoever keeps them for
-long keeps `remembered` ones: a hundred engines' take 50 MB less.
+A breach needs the median of those of two hundred peers that met the objective. Their time by cause
+and their compliance stay the same from one breach to the next. Long-lived peers are kept as
+`remembered` records: for a hundred engines they take 50 MB less.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from inferscope.records import CAUSES
 Floats = NDArray[np.float64]
 
 _MOST_OBJECTIVES = 64
-"""That compliant peers are remembered for: of a configuration, and of some before it."""
+"""Largest number of objectives with cached peers: those of a configuration and some earlier
+ones."""
 
 
 Row = tuple[tuple[str, ...], bytes]
-"""A ledger: causes, and their nanoseconds, each in eight bytes. A quarter of a dict's size."""
+"""Ledger: causes and their nanoseconds, eight bytes each; a quarter of a dict's size."""
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False):
-    """A finished request without its tokens: an `Explained` one that others can be compared with.
+    """Finished request without its tokens: an `Explained` one for comparison with others.
 
-    Of its gaps only the longest is known. Whether it met an objective follows, by how much it
-    missed one does not: nobody asks that of a peer.
+    Only the longest of its gaps is known. It determines whether the request met an objective, but
+    not by how much it missed one, which is not needed of a peer.
     """
 
     prompt_tokens: int | None
@@ -51,7 +52,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ledger_ns(self) -> dict[str, int]:
-        """Return the causes of its life."""
+        """Return the causes of its whole time."""
         return _by_cause(self.ledger)
 
     @property
@@ -66,7 +67,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
 
 
 def remembered(request: Explained) -> Remembered:
-    """Return what of a request is kept for others to be compared with."""
+    """Return the fields of a request that a comparison needs."""
     return Remembered(
         request.prompt_tokens,
         request.output_tokens,
@@ -96,23 +97,23 @@ class Objective(msgspec.Struct, frozen=True):
     """Latency limit for one request."""
 
     metric: Metric
-    """Metric that is limited."""
+    """Limited metric."""
     limit_ns: int
-    """Limit."""
+    """Limit in nanoseconds."""
 
 
 class Peer(msgspec.Struct):
-    """A request that met an objective."""
+    """Request that met an objective."""
 
     request: Explained
     took: Spent
     number: int
-    """How many peers came before it."""
+    """Number of peers before it."""
     row: Floats | None = None
-    """Nanoseconds by cause, for each gap: made when somebody asks."""
+    """Nanoseconds by cause and gap; None until first read."""
 
     def row_ns(self) -> Floats:
-        """Return what it spent on each of CAUSES, divided by its gaps."""
+        """Return the nanoseconds of each of CAUSES, divided by the number of gaps."""
         if self.row is None:
             by_cause, num = self.took.by_cause, self.took.num_gaps
             self.row = np.array([by_cause.get(cause, 0) / num for cause in CAUSES])
@@ -120,14 +121,14 @@ class Peer(msgspec.Struct):
 
 
 class Peers:
-    """Some requests, the newest of many."""
+    """The newest of many requests."""
 
     def __init__(self, requests: Iterable[Explained] = (), *, most: int | None = None) -> None:
-        """Take the first ones, and how many to keep; None for all."""
+        """Start with the first requests; keep the newest `most`, or all for None."""
         self._requests = deque(requests, maxlen=most)
         self._num = len(self._requests)
         self._compliant: dict[Objective, tuple[int, deque[Peer]]] = {}
-        """By objective: how many peers have been looked at, and who met it."""
+        """Number of peers evaluated and those that met the objective, by objective."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -136,16 +137,16 @@ class Peers:
         return iter(self._requests)
 
     def newest(self) -> Explained | None:
-        """Return the last one that came."""
+        """Return the newest request."""
         return self._requests[-1] if self._requests else None
 
     def append(self, request: Explained) -> None:
-        """Take one more; the oldest goes where there are too many."""
+        """Append a request; drop the oldest beyond the limit."""
         self._requests.append(request)
         self._num += 1
 
     def compliant(self, objective: Objective) -> Iterable[Peer]:
-        """Return who was seen whole and met an objective, in the order in which they came."""
+        """Return the fully observed requests that met an objective, in order of arrival."""
         first = self._num - len(self._requests)
         num_seen, found = self._compliant.get(objective) or (0, deque[Peer]())
         while found and found[0].number < first:
@@ -163,7 +164,7 @@ class Peers:
 
 
 def beyond_ns(request: Explained, objective: Objective, took: Spent) -> int:
-    """Return what is beyond the limit, over all gaps; 0 for nothing."""
+    """Return the nanoseconds beyond the limit, summed over all gaps; 0 for none."""
     if objective.metric == "tbt":
         if request.longest_gap_ns <= objective.limit_ns:
             return 0  # as most are; to go through all gaps takes ten times as long

@@ -1,4 +1,4 @@
-"""What each of several things took, from sums only: regression that is never negative.
+"""Rates of several activities from their sums, by non-negative regression.
 
 A counter that is read every 100 ms tells one sum for all steps in between. Over many such windows,
 in which the parts differ, the sums give the parts away:
@@ -33,13 +33,13 @@ _LEAST_PIVOT = 1e-15
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What one unit of each column takes.
+    """Rates per unit of each column.
 
     Attributes:
         rates: [columns], None for a column that was 0 throughout.
-        errors: [columns], one standard error each; of a rate held at 0, None.
-        fit_error: root mean square of what is left over, over the mean of the sums.
-        num_windows: that it comes from.
+        errors: [columns], one standard error each; None for a rate held at 0.
+        fit_error: root mean square of the residuals over the mean of the sums.
+        num_windows: number of windows.
     """
 
     rates: tuple[float | None, ...]
@@ -48,7 +48,7 @@ class Estimate(msgspec.Struct, frozen=True):
     num_windows: int
 
     def of(self, column: int) -> float:
-        """Return a column's rate, 0 where none was seen."""
+        """Return the rate of a column, 0 if none was found."""
         return self.rates[column] or 0.0
 
 
@@ -56,11 +56,11 @@ def estimate(columns: Floats, sums: Floats) -> Estimate | None:
     """Fit non-negative rates.
 
     Args:
-        columns: [windows, columns], how much of each there was.
-        sums: [windows], what all of it took.
+        columns: [windows, columns], amount of each activity.
+        sums: [windows], total of all.
 
     Returns:
-        None where the windows are too few, or the columns too much alike.
+        None if the windows are too few, or the columns too similar.
     """
     num, num_columns = columns.shape
     equations = Equations(_summed(columns, sums), num_columns, num_columns)
@@ -68,7 +68,7 @@ def estimate(columns: Floats, sums: Floats) -> Estimate | None:
 
 
 def condition(columns: Floats) -> float:
-    """Return how nearly the columns are multiples of each other; those of nothing but 0 are out."""
+    """Return the condition index of the columns, without those that are all 0."""
     num, num_columns = columns.shape
     return Equations(_summed(columns, np.zeros(num)), num_columns, num_columns).condition()
 
@@ -80,17 +80,17 @@ def _summed(columns: Floats, sums: Floats) -> list[float]:
 
 
 def products(columns: Sequence[float], total: float) -> list[float]:
-    """Return what a window adds to the sums that rates follow from.
+    """Return a window's contribution to the sums from which rates follow.
 
     Args:
-        columns: how much of each there was.
-        total: what all of it took.
+        columns: amount of each activity.
+        total: total of all.
     """
     return [abs(total), *squares([*columns, total])]
 
 
 def squares(columns: Sequence[float]) -> list[float]:
-    """Return what a window adds to the sums that tell whether columns can be told apart."""
+    """Return a window's contribution to the sums from which the condition index follows."""
     found: list[float] = []
     for at, first in enumerate(columns):
         found += [first * second for second in columns[at:]]
@@ -98,11 +98,11 @@ def squares(columns: Sequence[float]) -> list[float]:
 
 
 def condition_of(sums: Sequence[float], num_columns: int) -> float:
-    """Return how nearly columns are multiples of each other: the condition index.
+    """Return the condition index of columns: how nearly they are multiples of each other.
 
     Args:
-        sums: of `squares`, over the windows.
-        num_columns: of them; those of nothing but 0 are out.
+        sums: sums of `squares` over the windows.
+        num_columns: number of columns; those that are all 0 are excluded.
     """
     lengths, at = [], 0
     for column in range(num_columns, 0, -1):
@@ -118,19 +118,19 @@ def condition_of(sums: Sequence[float], num_columns: int) -> float:
 
 
 class Equations:
-    """Normal equations of some columns, each scaled to unit length; those of nothing but 0 are out.
+    """Normal equations of columns scaled to unit length, without those that are all 0.
 
-    They are solved in plain Python: for a handful of numbers it is the fastest, and matrix
-    libraries give other last digits on other processors, where a replay must not.
+    They are solved in plain Python: it is the fastest for a handful of numbers, and matrix
+    libraries differ in the last digits between processors, which a replay must not.
     """
 
     def __init__(self, sums: Sequence[float], num_columns: int, num_kept: int) -> None:
-        """Scale the first of some columns.
+        """Scale the first `num_kept` columns.
 
         Args:
-            sums: of `products`, over the windows.
-            num_columns: that there are.
-            num_kept: that are to be told apart.
+            sums: sums of `products` over the windows.
+            num_columns: number of columns.
+            num_kept: number of columns to separate.
         """
         self._num_columns = num_columns
         self._whole, self._squares = sums[0], sums[-1]
@@ -141,7 +141,7 @@ class Equations:
             rows.append([0.0] * at + [*sums[begin:end]])
             begin = end
         self._there = there = [at for at in range(num_kept) if rows[at][at] > 0]
-        """Places of the columns that are not all 0; the same of what follows."""
+        """Indices of the columns that are not all 0; the attributes below follow them."""
         self._lengths = lengths = [math.sqrt(rows[at][at]) for at in there]
         self._aims = [rows[at][-1] / length for at, length in zip(there, lengths, strict=True)]
         self._gram: Rows = [[1.0] * len(there) for _ in there]
@@ -151,21 +151,20 @@ class Equations:
                 self._gram[one][two] = self._gram[two][one] = cosine
 
     def condition(self) -> float:
-        """Return how nearly the columns are multiples of each other: the condition index."""
+        """Return the condition index of the columns."""
         gram, num = self._gram, len(self._there)
         return _condition([gram[at][two] for at in range(num) for two in range(at + 1, num)], num)
 
     def estimate(self, num_windows: int) -> Estimate | None:
-        """Solve them.
+        """Solve the equations.
 
-        What is left over follows from the sums, too: below a ten-millionth of the whole, that is
-        rounding.
+        The residual follows from the sums too; below a ten-millionth of the total it is rounding.
 
         Args:
-            num_windows: that were summed.
+            num_windows: number of summed windows.
 
         Returns:
-            None where the windows are too few, or nothing is in them.
+            None if the windows are too few or empty.
         """
         if num_windows < FEWEST_WINDOWS or not self._there:
             return None
@@ -186,7 +185,7 @@ class Equations:
         return Estimate(tuple(rates), tuple(errors), fit_error, num_windows)
 
     def _non_negative(self) -> tuple[list[float], Sequence[int]]:
-        """Return the best non-negative solution, and the columns not at 0.
+        """Return the best non-negative solution, and the columns that are not 0 in it.
 
         Sets of columns are tried, the largest first, until one is found that no other column would
         improve: there are five columns at most, and the answer is exact.
@@ -214,8 +213,8 @@ def _condition(cosines: list[float], num: int) -> float:
     """Return the condition index of columns.
 
     Args:
-        cosines: of the first and each later one, of the second and each later one, and so on.
-        num: of columns.
+        cosines: cosines of the first and each later column, of the second and each later one, ….
+        num: number of columns.
     """
     if num < 2:
         return 1.0
@@ -245,20 +244,20 @@ def _extremes_of_three(first: float, second: float, third: float) -> tuple[float
 
 
 def _root(gram: Rows, chosen: Sequence[int]) -> Rows:
-    """Return the lower triangle whose square some columns' part of a matrix is (Cholesky)."""
+    """Return the Cholesky factor of the chosen columns' part of a matrix."""
     root: Rows = []
     for at in chosen:
         row: list[float] = []
         for above, other in zip(root, chosen, strict=False):
             row.append((gram[at][other] - sum(map(mul, row, above))) / above[-1])
-        # Of columns that are all but alike rounding may leave nothing, or less.
+        # Rounding may leave nothing or less for nearly identical columns.
         row.append(math.sqrt(max(gram[at][at] - sum(map(mul, row, row)), _LEAST_PIVOT)))
         root.append(row)
     return root
 
 
 def _forward(root: Rows, aims: list[float]) -> list[float]:
-    """Solve a lower triangle."""
+    """Solve a lower triangular system."""
     found: list[float] = []
     for row, aim in zip(root, aims, strict=True):
         found.append((aim - sum(map(mul, row, found))) / row[-1])
@@ -266,7 +265,7 @@ def _forward(root: Rows, aims: list[float]) -> list[float]:
 
 
 def _solved(root: Rows, aims: list[float]) -> list[float]:
-    """Solve the square of a lower triangle."""
+    """Solve a system by the Cholesky factor of its matrix."""
     found = _forward(root, aims)
     for at in range(len(found) - 1, -1, -1):
         for row, later in zip(root[at + 1 :], found[at + 1 :], strict=True):

@@ -22,26 +22,26 @@ _NONE = -1
 
 
 class Replica(msgspec.Struct, eq=False, gc=False):
-    """One replica: when its device was busy, and the blame among its requests."""
+    """Replica: busy time of its device, and the blame among its requests."""
 
     device: Busy
     blame: Blame
 
 
 class Replicas:
-    """The replicas of one engine by data-parallel rank, and the replica of each slot."""
+    """Replicas of one engine by data-parallel rank, and the replica of each slot."""
 
     def __init__(self, num_slots: int) -> None:
-        """Start without replicas; `grow` makes room for more requests."""
+        """Start without replicas; `grow` extends the columns."""
         self.by_rank: dict[int, Replica] = {}
         self._names = [""] * num_slots
         self._rank: Ints = np.full(num_slots, _NONE)
-        """[slots], where each request is kept; assumed of those that follow."""
+        """[slots], rank of each request's replica; assumed for those in `_assumed`."""
         self._assumed: dict[int, int] = {}
-        """Waiting requests of which no core has reported the replica, and since when they wait."""
+        """Start of the wait of each request whose replica no core has reported."""
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Extend the columns to `num_slots` requests."""
         more = num_slots - len(self._names)
         self._names += [""] * more
         self._rank = np.concatenate([self._rank, np.full(more, _NONE)])
@@ -49,10 +49,10 @@ class Replicas:
             replica.blame.grow(num_slots)
 
     def on(self, rank: int, like: Busy) -> Replica:
-        """Return a replica. The device of an engine's only one is the engine's.
+        """Return a replica, created at first use; an only replica shares the engine's device.
 
         Args:
-            rank: its data-parallel rank.
+            rank: data-parallel rank.
             like: the engine's device.
         """
         replica = self.by_rank.get(rank)
@@ -73,17 +73,17 @@ class Replicas:
     # --- requests, in the order of time -------------------------------------------------------
 
     def begin(self, slot: int, name: str) -> None:
-        """Take a new request, in a free slot."""
+        """Register a new request in a free slot."""
         self._names[slot] = name
 
     def place(self, slot: int, rank: int, like: Busy, *, is_running: bool) -> None:
-        """Note which replica a request is on; one that is known stays where it is.
+        """Record the replica of a request; a known replica does not change.
 
         Args:
-            slot: the request's.
-            rank: the replica's.
+            slot: slot of the request.
+            rank: rank of the replica.
             like: the engine's device.
-            is_running: it holds a slot of the engine.
+            is_running: whether the request holds a sequence slot.
         """
         replica, was = self.on(rank, like), self._rank.item(slot)
         since_ns = self._assumed.pop(slot, None)
@@ -102,7 +102,7 @@ class Replicas:
         self.by_rank[rank].blame.begin(slot, self._names[slot])
 
     def queued(self, slot: int, at_ns: int) -> None:
-        """Start a request's wait."""
+        """Start the queue time of a request."""
         if self._rank.item(slot) == _NONE:
             self._assumed[slot] = at_ns
             if len(self.by_rank) == 1:
@@ -111,18 +111,18 @@ class Replicas:
             blame.queued(slot, at_ns)
 
     def left_out(self, slot: int, since_ns: int, until_ns: int) -> None:
-        """Note a span of time in which a request in the queue waited for no other request."""
+        """Exclude an interval in which a queued request waited for no other request."""
         if (blame := self.blame(slot)) is not None:
             blame.left_out(slot, since_ns, until_ns)
 
     def admitted(self, slot: int, at_ns: int) -> None:
-        """End a request's wait."""
+        """End the queue time of a request."""
         self._assumed.pop(slot, None)
         if (blame := self.blame(slot)) is not None:
             blame.admitted(slot, at_ns)
 
     def end(self, slot: int) -> None:
-        """Forget a request, as a victim; others may blame it yet."""
+        """Release a request as a victim; others may still blame it."""
         self._assumed.pop(slot, None)
         if (blame := self.blame(slot)) is not None:
             blame.end(slot)
@@ -136,38 +136,38 @@ class Replicas:
         return others
 
     def fold(self) -> None:
-        """Add the steps since the last time to the blame."""
+        """Add the steps since the last call to the blame."""
         for replica in self.by_rank.values():
             replica.blame.fold()
 
     def pause(self, at_ns: int) -> None:
-        """Note that the engine is paused from here on."""
+        """Record the start of a pause."""
         for replica in self.by_rank.values():
             replica.device.pause(at_ns)
 
     def unpause(self, at_ns: int) -> None:
-        """Note that it is paused no more."""
+        """Record the end of a pause."""
         for replica in self.by_rank.values():
             replica.device.unpause(at_ns)
 
     # --- look-ups -----------------------------------------------------------------------------
 
     def device_of(self, slot: int, engine: Busy) -> Busy:
-        """Return the device that a request waits for; the engine's while that is not known."""
+        """Return the device that a request waits for; the engine's while its replica is unknown."""
         rank = self._rank.item(slot)
         return engine if rank == _NONE else self.by_rank[rank].device
 
     def within(
         self, slots: Ints, since_ns: Ints, until_ns: Ints, engine: Busy, *, is_over: Flags
     ) -> tuple[Ints, Ints]:
-        """Return of some spans of time how much was busy, and how much was paused; see `Busy`.
+        """Return the busy and the paused nanoseconds of each interval; see `Busy`.
 
         Args:
-            slots: [spans], of the requests that waited.
-            since_ns: [spans], where they begin.
-            until_ns: [spans], where they end.
+            slots: [spans], slots of the requests that waited.
+            since_ns: [spans], starts of the intervals.
+            until_ns: [spans], ends of the intervals.
             engine: the engine's device.
-            is_over: [spans], count a pause only if it had ended by the end of the span.
+            is_over: [spans], whether to count only pauses that ended within the interval.
         """
         busy_ns, paused_ns = engine.within(since_ns, until_ns, is_over=is_over)
         if len(self.by_rank) > 1:
@@ -181,12 +181,12 @@ class Replicas:
         return busy_ns, paused_ns
 
     def blame_of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
-        """Return a request's blame; see `Blame.of`. Unknown while its replica is."""
+        """Return a request's blame; see `Blame.of`. It is unknown while its replica is."""
         if (blame := self.blame(slot)) is not None:
             return blame.of(slot, row_ns, at_ns=at_ns)
         return unknown(row_ns)
 
     def blame(self, slot: int) -> Blame | None:
-        """Return the blame of the replica that a request is on; None while that is not known."""
+        """Return the blame of a request's replica; None while the replica is unknown."""
         rank = self._rank.item(slot)
         return None if rank == _NONE else self.by_rank[rank].blame

@@ -1,13 +1,13 @@
-"""Other rules for the same step: views over what the fair split is made of.
+"""Alternative split rules for a step, computed from the components of the fair split.
 
-The fold computes `fair` alone. Whoever asks for another rule gets it from what the step was split
-with: its model, and who was in it.
+The fold computes `fair` alone. Other rules are computed on demand from the inputs of the split: the
+model, and the members of the step.
 
     fair        Shapley value      what a request adds, averaged over all orders     `split.price`
     phase       Owen value         likewise, but each phase comes as one: no phase pays more than it
                                    would alone, as long as phases are cheaper together
     token       Aumann-Shapley     one price per token: a request cut in two pays the same, and
-                                   nobody else's price changes
+                                   no other request's price changes
     marginal    T(S) - T(S - i)    what the step would have saved without it
     standalone  T({i})             what it would have taken alone
 
@@ -15,7 +15,7 @@ The first three sum to the step. The other two do not, and are never scaled to: 
 the discount that batching gives a request; of a batch that is cheaper together, marginals sum to
 less than the step. All parts are nanoseconds of the model, to be scaled to what was measured.
 
-g(M) goes by sampled rows. That is exact where nobody samples more than one row, or g is linear, as
+g(M) goes by sampled rows. That is exact if each request samples at most one row, or g is linear, as
 a fitted g is.
 """
 

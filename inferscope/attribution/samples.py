@@ -1,4 +1,4 @@
-"""Counter samples → steps: what a device counted in a window, over the steps that ran in it.
+"""Allocation of counter samples to steps: counts of a window, over the steps that ran in it.
 
     steps      ┌────── 1 ──────┐ ┌─ 2 ─┐      ┌─ 3 ─┐
     samples  a │ b │ c │ d │ e │ f │ g │ h │ i │ j │ k
@@ -12,9 +12,9 @@ take turns look alike whatever they do. Such a sample is divided by what a model
 step instead, so that it only says how far off the model was; where there is no such model,
 `attribution.regression` finds out over many samples.
 
-Both need the same of the steps: how much of what is expected of them lies in a window. That is what
-lies before its end without what lies before its start, and so nobody has to ask which steps a
-sample touches.
+Both need the same of the steps: how much of their expected amount lies in a window. That is the
+amount before its end less the amount before its start, so there is no need to determine which steps
+a sample touches.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LONGEST_SHORT_NS = 20_000_000
-"""Sources either sample faster than steps (at most 1 ms), or cannot before 100 ms are over."""
+"""Longest short sample in nanoseconds: sources sample at most every 1 ms, or not before 100 ms."""
 
 
 def amounts_until(starts_ns: Ints, ends_ns: Ints, amounts: Floats, until_ns: Ints) -> Floats:
-    """Sum how much of some steps' amounts lies before times; of a step that runs then, its part.
+    """Return the sum of steps' amounts before each time; a step that runs then counts in part.
 
     Args:
         starts_ns: [steps], ascending.
         ends_ns: [steps], ascending: a device does one thing after the other.
-        amounts: [columns, steps], not negative; 0 of steps of no length.
+        amounts: [columns, steps], not negative; 0 for steps of no length.
         until_ns: [times].
 
     Returns:
@@ -58,7 +58,7 @@ def amounts_until(starts_ns: Ints, ends_ns: Ints, amounts: Floats, until_ns: Int
 
 
 def one_by_one(starts_ns: Ints, ends_ns: Ints) -> tuple[Ints, Ints]:
-    """Return spans that follow each other, of any: where they overlap the later is cut."""
+    """Return spans without overlap, in order: where two overlap the later is cut."""
     order = np.argsort(starts_ns, kind="stable")
     ends_ns = np.maximum.accumulate(ends_ns[order])
     starts_ns = starts_ns[order]

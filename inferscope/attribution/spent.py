@@ -1,4 +1,4 @@
-"""What of a request's life a latency metric is about, by cause.
+"""The part of a request's time that a latency metric covers, by cause.
 
 Every metric is a stretch of the request's life, so the ledger divides it. Only time between tokens
 is several stretches; of those the ledger knows the sum.
@@ -21,47 +21,47 @@ METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e", "delivered")
 
 
 class Explained(Protocol):
-    """A finished request with its ledger: `collector.finals.FinalRequest` is one."""
+    """Finished request with its ledger, such as `collector.finals.FinalRequest`."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Return the prompt's length."""
+        """Return the length of the prompt in tokens."""
 
     @property
     def output_tokens(self) -> int:
-        """Return the answer's length."""
+        """Return the number of generated tokens."""
 
     @property
     def arrived_ns(self) -> int:
-        """Return when its life begins."""
+        """Return the time of arrival."""
 
     @property
     def first_token_ns(self) -> int | None:
-        """Return when its first token came."""
+        """Return the time of the first token."""
 
     @property
     def last_token_ns(self) -> int | None:
-        """Return when its last token came."""
+        """Return the time of the last token."""
 
     @property
     def delivered_ns(self) -> int:
-        """Return when its life ends."""
+        """Return the end of delivery."""
 
     @property
     def finish(self) -> str:
-        """Return how it ended."""
+        """Return the finish reason."""
 
     @property
     def joined_late(self) -> bool:
-        """Tell whether its ledger has holes."""
+        """Return whether its ledger has gaps."""
 
     @property
     def is_in_one_piece(self) -> bool:
-        """Tell whether all its tokens came at once, with the body."""
+        """Return whether all its tokens came at once, with the body."""
 
     @property
     def ledger_ns(self) -> dict[str, int]:
-        """Return the causes of its life; they sum to it."""
+        """Return the causes of its whole time; they sum to it."""
 
     @property
     def ttft_ledger_ns(self) -> dict[str, int]:
@@ -73,15 +73,15 @@ class Explained(Protocol):
 
     @property
     def num_gaps(self) -> int:
-        """Return how many there are."""
+        """Return the number of gaps."""
 
     @property
     def longest_gap_ns(self) -> int:
-        """Return the longest of them, 0 where there are none."""
+        """Return the longest gap in nanoseconds, 0 without gaps."""
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """One request's time under one metric."""
+    """Time of one request under one metric."""
 
     whole_ns: int
     num_gaps: int
@@ -89,7 +89,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 def spent(request: Explained, metric: Metric) -> Spent | None:
-    """Return the time that a metric is about; None where the request has none such."""
+    """Return the time that a metric covers, by cause; None if the request lacks the metric."""
     first_ns, last_ns = request.first_token_ns, request.last_token_ns
     arrived_ns, ledger_ns = request.arrived_ns, request.ledger_ns
     life_ns = request.delivered_ns - arrived_ns
@@ -98,7 +98,7 @@ def spent(request: Explained, metric: Metric) -> Spent | None:
     if request.is_in_one_piece and metric != "e2e":
         return None
     if first_ns is None or last_ns is None:
-        # Late by its whole life at least. Where it joined late, its first token was not seen.
+        # It is late by its whole time at least. If it joined late, its first token was not seen.
         is_known = metric == "ttft" and last_ns is None and not request.joined_late
         return Spent(life_ns, 1, ledger_ns) if is_known else None
     if metric == "ttft":
@@ -116,10 +116,10 @@ def spent(request: Explained, metric: Metric) -> Spent | None:
 
 
 def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:
-    """Return a ledger without what lies behind the last token: its delivery, then its output.
+    """Return a ledger without the time after the last token: delivery first, then output.
 
-    Of one that was aborted, up to a step may lie behind it as well; the ledger does not say which,
-    so it is taken from all alike.
+    For an aborted request, up to a step may follow it as well; the ledger does not identify it, so
+    the rest is taken from all causes in proportion.
     """
     left = dict(ledger_ns)
     for cause in ("delivery", "output", "engine_lost"):

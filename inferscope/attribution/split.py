@@ -6,8 +6,8 @@
 A request's share is what it adds to the step, averaged over every order in which the batch could
 have been put together: the only rule that an ablation of the batch measures directly. The model
 T(S) = f(N) + g(M) + Σ own_i is linear in its parts, and so is the Shapley value: own_i stays with
-its request but for padding (see `padding`), g is shared by sampled rows (exact where nobody samples
-more than one, or g is linear), what decoding costs once by those who decode, and only f(N) needs
+its request but for padding (see `padding`), g is shared by sampled rows (exact if each request
+samples at most one, or g is linear), the fixed decoding cost by the decodes, and only f(N) needs
 work.
 
 For f, players are alike when they bring the same number of tokens. D players bring one token each
@@ -43,7 +43,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NOTHING_NS = 1e-6
-"""Parts that sum to less than this are all alike."""
+"""Smallest sum in nanoseconds; parts below it are treated as equal."""
 
 
 class Classes(NamedTuple):
@@ -52,9 +52,9 @@ class Classes(NamedTuple):
     mixed: Ints
     """[mixed], positions of the steps."""
     at: Ints
-    """[members of these], positions in the table that they are of."""
+    """[members], positions in the original table."""
     priced: Priced
-    """[2 mixed]."""
+    """[2 mixed], priced steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +66,15 @@ class Priced:
     modelled_ns: Floats
     """[steps], T(S)."""
     level_ns: Floats
-    """[members], a single's part beside that by visible tokens; of chunks it says nothing."""
+    """[members], a single's cost apart from visible tokens; undefined for chunks."""
     chunk_ns: Floats
-    """[chunks], their whole parts."""
+    """[chunks], whole fair parts."""
     attention_ns: Floats
-    """[chunks], of these their own attention."""
+    """[chunks], the attention share of `chunk_ns`."""
 
     @cached_property
     def classes(self) -> Classes | None:
-        """Return the classes of the steps that have both; None where none has."""
+        """Return the classes of the steps that have both; None if no step has."""
         table = self.table
         num_prefills = np.bincount(table.step_of[table.prefills], minlength=len(table))
         is_mixed = (num_prefills > 0) & (num_prefills < table.sizes)
@@ -120,11 +120,11 @@ def price(model: StepModel, table: StepTable) -> Priced:
 
 
 def values_ns(priced: Priced, level: Floats, chunk_ns: Floats, scale: Floats) -> Floats:
-    """Return members' nanoseconds, scaled: singles' by visible tokens, the chunks' one by one.
+    """Return members' scaled nanoseconds: singles' by visible tokens, chunks' one by one.
 
     Args:
-        priced: the steps.
-        level: [members], of a single beside what it pays by visible token.
+        priced: priced steps.
+        level: [members], cost of a single apart from visible tokens.
         chunk_ns: [chunks].
         scale: [steps].
     """
@@ -142,12 +142,12 @@ def parts_ns(priced: Priced) -> Floats:
 
 
 def padding_ns(priced: Priced, measured_ns: Ints, padded_tokens: Ints) -> Ints:
-    """Return what padding to a number of tokens takes of each step's time.
+    """Return the part of each step's time that padding to a number of tokens takes.
 
     Args:
-        priced: the steps.
-        measured_ns: [steps], a rank's time.
-        padded_tokens: [steps], computed; 0 where nothing is padded.
+        priced: priced steps.
+        measured_ns: [steps], time of a rank.
+        padded_tokens: [steps], number of computed tokens; 0 without padding.
     """
     model, num_tokens = priced.model, priced.table.num_tokens
     is_padded = padded_tokens > num_tokens
@@ -178,7 +178,7 @@ def shares_ns(priced: Priced, busy_ns: Ints) -> Ints:
 
 
 def by_row(table: StepTable, parts: Floats) -> Floats:
-    """Divide members' parts over their rows, by tokens: [rows]."""
+    """Return members' parts divided over their rows, by tokens: [rows]."""
     rows = table.rows
     if rows is None:
         return parts
@@ -191,7 +191,7 @@ def by_row(table: StepTable, parts: Floats) -> Floats:
 
 
 def _shared(model: StepModel, table: StepTable) -> tuple[Floats, Floats]:
-    """Return each chunk's part of f, and by step each single's."""
+    """Return each chunk's part of f, and each single's by step."""
     num_single = table.num_single
     whole = look_up(model.f_ns, table.num_tokens)
     of_single = whole / np.maximum(num_single, 1)
@@ -229,11 +229,11 @@ def split_f(
     """Split f(N) over chunks and, equally, over single tokens.
 
     Args:
-        model: whose f.
-        chunks: tokens of each.
+        model: model whose f is split.
+        chunks: tokens of each chunk.
         num_single: requests with one token.
-        num_before: tokens of others, who are there whoever else is: what is split is what these
-            add to them.
+        num_before: tokens of other requests that are always present; the split covers only what
+            these requests add.
     """
     total = sum(chunks) + num_single
     whole = model.f(num_before + total) - (model.f(num_before) if num_before else 0.0)
@@ -252,7 +252,7 @@ def split_f(
 
 
 def _one_chunk(f_sum: Floats, chunk: Ints | int, num_single: Ints | int, before: int) -> Floats:
-    """Return the part of the only chunk, of one step or of many."""
+    """Return the part of the only chunk, for one step or for many."""
     alone = num_single + 1
     with_it = f_sum[before + chunk + alone] - f_sum[before + chunk]
     without = f_sum[before + alone] - f_sum[before]
@@ -261,7 +261,7 @@ def _one_chunk(f_sum: Floats, chunk: Ints | int, num_single: Ints | int, before:
 
 
 def _two_chunks(f_ns: Floats, one: int, other: int, num_single: int) -> list[float]:
-    """Weigh both orders of the two with every number of singles before the one that joins."""
+    """Return both parts, averaged over both orders and every number of singles before a chunk."""
     first, second = _weights_of_two(num_single)
     of_none, of_one, of_other, of_both = (
         f_ns[tokens : tokens + num_single + 1] for tokens in (0, one, other, one + other)
@@ -276,7 +276,7 @@ def _two_chunks(f_ns: Floats, one: int, other: int, num_single: int) -> list[flo
 
 @lru_cache(maxsize=256)
 def _weights_of_two(num_single: int) -> tuple[Floats, Floats]:
-    """Return the chances that k singles stand before one chunk and the other does not, or does.
+    """Return the chances that k singles precede one chunk and the other does not, or does.
 
     Returns:
         both [singles + 1], by k.
@@ -302,7 +302,7 @@ def to_whole_ns(parts: Floats, total_ns: int) -> Ints:
 
 
 def round_ns(exact: Floats, total_ns: int) -> Ints:
-    """Round parts of one total; see `round_steps_ns`."""
+    """Round the parts of one total; see `round_steps_ns`."""
     return round_steps_ns(exact, np.array([total_ns]), np.array([len(exact)]))
 
 

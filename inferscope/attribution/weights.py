@@ -1,7 +1,7 @@
-"""Who reads the weights: one step's weight bytes over its requests, by the fair split.
+"""Weight reads: one step's weight bytes over its requests, by the fair split.
 
-A weight is read once however many want it, so its bytes are a game of any-of: worth all as soon as
-one is there. The Shapley value of that is an equal part to each who wants it:
+A weight is read once for any number of requests, so its bytes are an any-of game: the whole is due
+once one request needs it. Its Shapley value is an equal part for each that needs it:
 
     layers     W / P                         P requests with tokens
     lm_head    H / R                         R requests with sampled rows
@@ -34,9 +34,9 @@ _T, _WEIGHTS = (_POINTS + 1) / 2, _WEIGHTS / 2
 
 
 def plain_shares(weights: WeightBytes, table: StepTable) -> Ints:
-    """Return the same as `weight_shares` of many steps: [members].
+    """Return `weight_shares` for many steps: [members].
 
-    Parts are rounded down; what that leaves of a step's bytes, a few, is its first request's.
+    Parts are rounded down; the first request of a step takes the few bytes left over.
     """
     samples, sizes = table.sampled > 0, table.sizes
     num_sampling = np.add.reduceat(samples, table.first, dtype=np.int64)
@@ -61,14 +61,14 @@ def plain_shares(weights: WeightBytes, table: StepTable) -> Ints:
 def _of_plain_experts(
     weights: WeightBytes, num_single: int, chunk_tokens: tuple[int, ...]
 ) -> tuple[int, list[int]]:
-    """Return the experts' bytes, rounded down, of a single token and of each chunk."""
+    """Return the experts' bytes, rounded down, for a single token and for each chunk."""
     total = weights.of_experts(num_single + sum(chunk_tokens))
     if not chunk_tokens:
         return total // num_single, []
     sizes = np.array([1, *chunk_tokens])
     counts = np.array([num_single, *[1] * len(chunk_tokens)])
     parts = _expected_parts(weights.touch_share, sizes, counts)
-    # A hair less than all, lest floats make the parts more than the whole.
+    # Slightly less than all, so that rounding cannot make the parts more than the whole.
     exact = parts * (total * (1 - 1e-12) / float(parts @ counts))
     single, *chunks = exact.astype(np.int64).tolist()
     return single, chunks
@@ -78,8 +78,8 @@ def weight_shares(weights: WeightBytes, tokens: Ints, sampled: Ints) -> Ints:
     """Return each request's bytes of the weights that a step reads, which sum to them exactly.
 
     Args:
-        weights: the model's.
-        tokens: [requests], of this model; who has none reads nothing.
+        weights: weight bytes of the model.
+        tokens: [requests], tokens of this model; a request with none reads nothing.
         sampled: [requests], rows of logits.
     """
     has_tokens = tokens > 0
@@ -91,7 +91,7 @@ def weight_shares(weights: WeightBytes, tokens: Ints, sampled: Ints) -> Ints:
 
 
 def _equally(total: int, is_in: NDArray[np.bool_]) -> Ints:
-    """Divide a total over those who are in, what is left over going to the first of them."""
+    """Return equal parts of a total over the included; the first of them takes the remainder."""
     num = int(np.count_nonzero(is_in))
     if not num:
         return np.zeros(len(is_in), dtype=np.int64)
@@ -111,15 +111,15 @@ def _of_experts(weights: WeightBytes, tokens: Ints, has_tokens: NDArray[np.bool_
 
 
 def _expected_parts(touch_share: float, sizes: Ints, counts: Ints) -> Floats:
-    """Return the expected part of one expert, for one of each group of requests.
+    """Return the expected part of one expert, for one request of each group.
 
     Args:
-        touch_share: of the experts, by one token.
-        sizes: [groups], tokens of each.
+        touch_share: share of the experts that one token uses.
+        sizes: [groups], tokens of each request.
         counts: [groups], requests of that size.
     """
     wants = 1 - (1 - touch_share) ** sizes
     others = 1 - wants[:, None] * _T  # [groups, points], above 0: no point is 1
-    nobody = np.exp(counts @ np.log(others))
-    parts: Floats = wants * ((nobody / others) @ _WEIGHTS)
+    none_other = np.exp(counts @ np.log(others))
+    parts: Floats = wants * ((none_other / others) @ _WEIGHTS)
     return parts

@@ -1,1 +1,1 @@
-"""What a step costs, by its shape: FLOPs, bytes, and the model of its time."""
+"""Cost of a step from its shape: FLOPs, bytes, and the model of its time."""

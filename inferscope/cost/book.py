@@ -1,4 +1,4 @@
-"""The cost book: which model is in force, per execution mode, and how well it does.
+"""The cost book: the model in force for each execution mode, and its accuracy.
 
 A mode starts with what this device was calibrated to, where its engine says so, else with the
 roofline of the model's shape, and moves to the online fit when there is one.
@@ -37,15 +37,14 @@ _RATIOS = 256
 _RATIOS_AGAIN = 16
 _ENOUGH_RATIOS = 8
 _SLOW = 1.5
-"""Steps above this multiple of a healthy step do not enter the fit, if their kind is known: of
-what was healthy when the model was learned, for a slow machine's first steps raise the ratio."""
+"""Largest ratio to a healthy step at which a step of a known kind enters the fit. It refers to what
+was healthy when the model was learned, because a slow machine's first steps raise the ratio."""
 REFIT = "refit"
 """Prefix of the fit ids of a second pass."""
 _ENOUGH_CHUNKED = 32
-"""Steps with chunks that a model of them must have learned from."""
+"""Smallest number of steps with chunks from which a model of them is learned."""
 _DRIFT = 1.2
-"""How far the ratio of healthy steps may rise from what it was when the model was learned. Beyond,
-it is the machine that has changed."""
+"""Largest rise of the healthy ratio since the model was learned; above it the machine changed."""
 
 
 def is_sure_of(model: StepModel) -> bool:
@@ -54,21 +53,21 @@ def is_sure_of(model: StepModel) -> bool:
 
 
 def ratios_of(measured_ns: Ints, modelled_ns: Floats) -> Floats:
-    """Return measured over modelled times, 1 where the model knows nothing: [steps]."""
+    """Return measured over modelled times, 1 if the model predicts nothing: [steps]."""
     ratios: Floats = np.ones(len(measured_ns))
     np.divide(measured_ns, modelled_ns, out=ratios, where=modelled_ns > 0)
     return ratios
 
 
 def _to_weighing(num_seen: int) -> int:
-    """Return with how many more steps ratios are weighed again."""
+    """Return the number of steps until ratios are weighed again."""
     if num_seen < _ENOUGH_RATIOS:
         return _ENOUGH_RATIOS - num_seen
     return _RATIOS_AGAIN - num_seen % _RATIOS_AGAIN
 
 
 class Mode:
-    """What is known of one execution mode.
+    """State of one execution mode.
 
     Attributes:
         model: in force.
@@ -86,20 +85,20 @@ class Mode:
         self._fit = OnlineFit(name)
         self._fit.begin_with(model)
         self._ratios = np.empty(_RATIOS)
-        """The last ones; the oldest is written over first."""
+        """Latest ratios; the oldest is overwritten first."""
         self._num_ratios = 0
         self._num_seen = 0
         self._learned_ratio: float | None = None
-        """Of healthy steps, when the model was learned; None for one that was not."""
+        """Ratio of healthy steps when the model was learned; None for a model that was not."""
         self._stages = _Stages()
         self._sum_ns = self._bounded_ns = 0
         self._has_slowed = False
-        """Most recent steps take much longer than was healthy."""
+        """Whether most recent steps take much longer than was healthy."""
         self._is_frozen = self._is_refit_due = False
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps it was told of."""
+        """Return the number of observed steps."""
         return self._num_seen
 
     @property
@@ -120,7 +119,7 @@ class Mode:
         return mode
 
     def begin_with(self, model: StepModel) -> None:
-        """Put a better first guess in force, unless there is a fit already."""
+        """Install a better first model, unless there is a fit already."""
         if self._learned_ratio is None and model is not self._first and not self._is_frozen:
             self.model = self._first = model
             self._fit.begin_with(model)
@@ -172,7 +171,7 @@ class Mode:
     def _is_slow(
         self, ratios: Floats, modelled_ns: Floats, stages_ns: Sequence[Sequence[int]]
     ) -> Flags:
-        """Return which steps took longer than a healthy one may, or a stage of theirs: [steps]."""
+        """Return whether each step or one of its stages took longer than healthy: [steps]."""
         learned = self._learned_ratio
         if learned is None:
             return np.zeros(len(ratios), dtype=np.bool_)
@@ -188,10 +187,10 @@ class Mode:
         is_slow: Flags,
         stages_ns: Sequence[Sequence[int]],
     ) -> int:
-        """Teach the fit the healthy ones of some steps, up to one behind which it is to be solved.
+        """Add the healthy steps to the fit, up to the next solution.
 
         Returns:
-            how many they were with those that are left out.
+            number of steps used, including the ones left out.
         """
         num, is_healthy = len(rows), ~is_slow
         if is_slow.any() and not self._has_slowed:
@@ -229,11 +228,11 @@ class Mode:
         self._num_seen += len(ratios)
 
     def note_bounded(self, bounded_ns: int) -> None:
-        """Note what measured steps took off a member's own part, of a step that was not cold."""
+        """Add the nanoseconds by which measured steps bounded a step that was not cold."""
         self._bounded_ns += bounded_ns
 
     def _take(self, model: StepModel) -> None:
-        """Put a model in force that was fitted to the last steps."""
+        """Install a model that was fitted to the last steps."""
         self.model = model
         ratios = self._fit.ratios(_RATIOS)
         self._num_ratios = len(ratios)
@@ -271,7 +270,7 @@ class _Stages:
         self._usual: list[float] = []
 
     def observe(self, stages_ns: Sequence[int]) -> None:
-        """Add a healthy step; one stage alone has nothing to be compared with."""
+        """Add a healthy step; a single stage has no other to compare with."""
         whole_ns = sum(stages_ns)
         if len(stages_ns) < 2 or not whole_ns:
             return
@@ -282,7 +281,7 @@ class _Stages:
         self._num += 1
 
     def settle(self) -> None:
-        """Take the median shares of the last steps for usual."""
+        """Set the usual shares to the medians of the last steps."""
         if self._num:
             self._usual = np.median(self._shares[: self._num], axis=0).tolist()
 
@@ -302,36 +301,36 @@ class CostBook:
     """
 
     def __init__(self) -> None:
-        """Start with no shape known."""
+        """Start without a shape."""
         self._peaks = peaks_of("")
         self._shape: Shape | None = None
         self._roofline = roofline(None, self._peaks)
         self._tables: dict[tuple[str, bool], CostTable] = {}
-        """By mode, and whether they are of steps or of a device's rates."""
+        """Table by mode, and whether it describes steps or a device's rates."""
         self._calibrated: dict[str, StepModel] = {}
-        """By mode; "" for all."""
+        """Model by mode; "" for all modes."""
         self._modes: dict[str, Mode] = {}
         self.pure_steps = PureSteps()
         self._is_frozen = False
 
     def describe(self, info: EngineInfo) -> None:
-        """Take the model's shape and device from the engine's own words."""
+        """Set the model's shape and device from the engine's record."""
         self._shape, self._peaks = info.shape, peaks_of(info.device, info.num_threads)
         if not self._is_frozen:
             self.pure_steps = PureSteps()
         self._roofline = roofline(self._shape, self._peaks)
         self._calibrated = {}
-        # Steps of another model say nothing of this one's; the device is the same.
+        # Steps of another model do not apply to this one; the device is the same.
         self._tables = {key: table for key, table in self._tables.items() if not key[1]}
         for table in self._tables.values():
             self._take(table)
         self._restart()
 
     def calibrate(self, table: CostTable) -> bool:
-        """Begin with what was measured on this device; return False for a table without sense.
+        """Start from measurements of this device; return False for an unsound table.
 
-        Keyframes tell it again and again: what is known already changes nothing. Rates say nothing
-        of a shape that is not counted, or not known yet; they are kept for another.
+        Keyframes repeat it: a known table changes nothing. Rates do not apply to a shape that is
+        not counted, or not known yet; they are kept for another.
         """
         key = (table.mode, is_of_steps(table))
         known = self._tables.get(key)
@@ -353,7 +352,7 @@ class CostBook:
         return book
 
     def learn_pure(self, steps: Iterable[PureStep | None]) -> None:
-        """Add steps of one phase that were not cold; None for another one."""
+        """Add steps of one phase that were not cold; None for any other step."""
         if not self._is_frozen:
             for step in steps:
                 if step is not None:
@@ -361,9 +360,10 @@ class CostBook:
 
     @property
     def memory_peaks(self) -> dict[str, float]:
-        """Return what the device's memory can do, in bytes per second: `spec` and `measured`.
+        """Return the device's memory bandwidth in bytes per second: `spec` and `measured`.
 
-        The first is its maker's word, the second a calibration's; what nobody knows is not there.
+        The first comes from its manufacturer, the second from a calibration; unknown values are
+        absent.
         """
         told = {"spec": self._peaks.memory_bytes_s} if self._peaks.is_known else {}
         rates = self._tables.get(("", False))
@@ -372,7 +372,7 @@ class CostBook:
 
     @property
     def compute_peaks(self) -> dict[str, float]:
-        """Return what a device can compute of this model, FLOPs per second: likewise.
+        """Return the device's compute rates for this model in FLOPs per second, likewise.
 
         In what the model's activations are: a maker tells nothing of 32 bits.
         """
@@ -387,19 +387,19 @@ class CostBook:
         return told | ({"measured": measured} if measured else {})
 
     def _take(self, table: CostTable) -> None:
-        """Make the model of a table; measured steps go before what follows from rates."""
+        """Build the model of a table; measured steps take precedence over rates."""
         model = model_of(table, self._shape, self._peaks)
         held = self._tables.get((table.mode, True))
         if model is not None and (held is None or is_of_steps(table)):
             self._calibrated[table.mode] = model
 
     def _restart(self) -> None:
-        """Put the best first guess in force for the modes that have no fit yet."""
+        """Install the best first model for the modes without a fit."""
         for name, mode in self._modes.items():
             mode.begin_with(self._first(name))
 
     def _first(self, name: str) -> StepModel:
-        """Return what a mode starts with."""
+        """Return the first model of a mode."""
         return self._calibrated.get(name) or self._calibrated.get("") or self._roofline
 
     def bounds(
@@ -424,7 +424,7 @@ class CostBook:
         return self.pure_steps.bounds_of_all(tokens, contexts)
 
     def mode(self, name: str) -> Mode:
-        """Return what is known of an execution mode."""
+        """Return the state of an execution mode."""
         mode = self._modes.get(name)
         if mode is None:
             mode = self._modes[name] = Mode(name, self._first(name))

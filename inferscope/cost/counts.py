@@ -1,4 +1,4 @@
-"""What is counted of a request beside its time: FLOPs and bytes, or honestly neither.
+"""Counts of a request beside its time: FLOPs and bytes, or neither.
 
 And what it did not need: the work that its cached tokens would have cost.
 """
@@ -18,7 +18,7 @@ from inferscope.records import Shape
 
 
 class Rates(NamedTuple):
-    """What a model's slices compute and move."""
+    """FLOP and byte rates of a model's slices."""
 
     flops: FlopRates
     hbm: HbmRates
@@ -29,17 +29,17 @@ class Rates(NamedTuple):
 
 
 def rates_of(shape: Shape | None, num_ranks: int = 1) -> Rates | None:
-    """Return what counts a shape's work, None where only its time can be attributed.
+    """Return the rates of a shape, None if only its time can be attributed.
 
     Args:
-        shape: as the engine tells it.
-        num_ranks: that share each layer (tensor parallelism).
+        shape: shape as the engine reports it.
+        num_ranks: number of ranks that share each layer (tensor parallelism).
     """
     if shape is None or not is_counted(shape):
         return None
     try:
         return Rates(flop_rates(shape), hbm_rates(shape, num_ranks))
-    except ValueError:  # no engine divides a model so: what was told is wrong
+    except ValueError:  # no engine divides a model so: the report is wrong
         return None
 
 

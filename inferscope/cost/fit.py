@@ -1,10 +1,10 @@
-"""The online fit: a running server teaches its own step times.
+"""The online fit, which learns step times from a running server.
 
 Steps of different make-up are observations of one linear model with non-negative coefficients.
 The fit weighs relative errors, forgets slowly, bounds the pull of outliers (Huber), and bounds that
 of slow steps most, so that a co-tenant is not learned as normal: a healthy step is modelled.
-The first step of so many tokens counts little, for much of it may be the making of code for its
-size.
+The first step with a given token count has little weight, because much of it may be compilation for
+its size.
 
     T = c0 + f-pieces(N) + c·M + c·[any singles] + c·Σ visible (singles)
       + c·singles·longest visible + c·chunks + c·Σ pairs + c·Σ visible (chunks)
@@ -47,19 +47,19 @@ _CHUNKS = 5
 _SIZES = tuple(2**bits for bits in range(14))
 """Tokens at which a first model is read."""
 _NUM_KEPT = 1 + _NUM_FEATURES - _NUM_F
-"""Of an observation: f's features follow from its tokens."""
+"""Number of columns of an observation; f's features follow from its tokens."""
 _HUBER = 0.1
 """Relative residual from which an observation's pull no longer grows."""
 _SLOW_PULL = 0.25
-"""Of a step slower than modelled, against a faster one: nothing but a wrong model explains a step
-that is too fast, and a co-tenant explains a slow one, more so where arithmetic counts most."""
+"""Pull of a step slower than modelled, against a faster one. Only a wrong model explains a step
+that is too fast; a co-tenant explains a slow one, more so where arithmetic counts most."""
 _FIRST_PULL = 0.1
-"""Of the first step of so many tokens, against those that follow it. Where products are compiled
-by size (oneDNN: 2 ms of 7) it says more of that than of its work; yet where hardly a size comes
-twice, it is all there is to learn from."""
+"""Pull of the first step of a token count, against those that follow it. If products are compiled
+by size (oneDNN: 2 ms of 7) it reflects that more than its work; if sizes rarely repeat, it is the
+only source."""
 _ROUNDS = 4
 _ROUNDS_AGAIN = 2
-"""Of weighing by residuals, where the last fit's are at hand: they are mostly the new one's."""
+"""Rounds of weighing by residuals that start from the last fit's, which the new ones resemble."""
 _KNOWN = 2.0
 """A line is trusted this far beyond what it was fitted to: contexts grow from step to step."""
 _PRIOR_WEIGHT = 1e-3
@@ -119,37 +119,37 @@ class OnlineFit:
         self._rows = np.zeros((REMEMBERED_STEPS, _NUM_KEPT))
         self._times = np.zeros(REMEMBERED_STEPS)
         self._is_first: Flags = np.zeros(REMEMBERED_STEPS, dtype=np.bool_)
-        """Of its size."""
+        """[steps], whether the step is the first with its token count."""
         self._has_seen = bytearray(1)
-        """By number of tokens up to the most so far, MAX_TOKENS for all beyond."""
+        """Whether each token count up to the largest has occurred; MAX_TOKENS for all beyond."""
         self._seen = 0
         self._num_chunked = 0
         self._num_unknown = 0
-        """Since the last fit, steps of kinds that it does not know."""
+        """Number of steps since the last fit of kinds that it does not know."""
         self.is_due = False
         self._first: Floats | None = None
-        """Coefficients of the first model, if it is a guess."""
+        """Coefficients of the first model if it is provisional; None otherwise."""
         self._first_id = self._first_source = ""
         self._coefficients: Floats | None = None
         self._most: Floats = np.zeros(_NUM_FEATURES)
-        """Of each feature, what a step may have that is of a known kind."""
+        """Largest value of each feature in a step of a known kind."""
 
     def begin_with(self, model: StepModel) -> None:
-        """Start anew; the first fits stay near a guess, and what no step tells is the guess's."""
+        """Restart from a model; if provisional, the first fits stay near it."""
         self._first = _coefficients(model) if model.is_provisional else None
         self._first_id, self._first_source = model.fit_id, model.source
         self._coefficients = None
 
     @property
     def is_provisional(self) -> bool:
-        """Return whether the first model still counts: too few steps carry a model themselves."""
+        """Return whether the first model still counts: too few steps determine a model alone."""
         return self._first is not None and self._seen < FIRST_STEPS[0]
 
     def observe(self, rows: Floats, measured_ns: Ints | int) -> int:
-        """Take healthy steps in, up to one that makes a refresh due; return how many.
+        """Add healthy steps, up to one that makes a refresh due; return the number added.
 
         Args:
-            rows: [steps, kept], as `features` has one.
+            rows: [steps, kept], rows from `features`.
             measured_ns: [steps].
         """
         num = self._num_to_refresh(rows)
@@ -170,7 +170,7 @@ class OnlineFit:
         return len(rows)
 
     def _num_to_refresh(self, rows: Floats) -> int:
-        """Return with how many of some steps a refresh is due, more than they are if with none."""
+        """Return the number of steps after which a refresh is due; more than given if it is not."""
         seen, is_provisional = self._seen, self.is_provisional
         marks = (*PROVISIONAL_STEPS, *FIRST_STEPS) if is_provisional else FIRST_STEPS
         due_at = min((mark for mark in marks if mark > seen), default=0)
@@ -189,7 +189,7 @@ class OnlineFit:
         return known
 
     def solve(self) -> StepModel | None:
-        """Fit what is remembered; None if the observations do not carry a model."""
+        """Fit the remembered steps; return None if they do not determine a model."""
         num = min(self._seen, REMEMBERED_STEPS)
         if not num:
             return None
@@ -231,7 +231,7 @@ class OnlineFit:
     def _prior(
         self, rows: Floats, times: Floats, scale: Floats
     ) -> tuple[Floats | None, Floats | None]:
-        """Return what the solution is pulled to, and how much; None for the pull by the weights."""
+        """Return the target and weights of the pull on the solution; None for the default pull."""
         if self.is_provisional:
             assert self._first is not None
             modelled = np.maximum(rows @ self._first, 1.0)
@@ -276,7 +276,7 @@ class OnlineFit:
 
 
 def _coefficients(model: StepModel) -> Floats:
-    """Return a model in the fit's features: attention as it is, f and g by the nearest bends."""
+    """Return a model in the fit's features: its attention as is, f and g by the nearest bends."""
     sizes = [(n, m) for n in _SIZES for m in sorted({1, min(n, 8), min(n, 64)})]
     tokens, sampled = np.array(sizes, dtype=np.float64).T
     rows = np.zeros((len(sizes), 1 + _NUM_FEATURES - _NUM_F))
@@ -299,7 +299,7 @@ def _coefficients(model: StepModel) -> Floats:
 
 
 def _observed(kept: Floats, *, out: Floats) -> Floats:
-    """Write out what `features` has told: [steps, features]."""
+    """Return the full feature matrix of rows from `features`: [steps, features]."""
     tokens = kept[:, 0]
     out[:, 0], out[:, 1] = 1.0, tokens
     for column, cap in enumerate(_CAPS, 2):
@@ -311,7 +311,7 @@ def _observed(kept: Floats, *, out: Floats) -> Floats:
 
 
 def _tables(coefficients: list[float], num_tokens: int) -> Tables:
-    """Return f and g up to so many tokens: the same numbers, however many those are."""
+    """Return f and g for token counts up to a bound, which does not change their values."""
     constant, per_token, *bends, per_row = coefficients
     numbers, room = _NUM_TOKENS[: num_tokens + 1], _room.table[: num_tokens + 1]
     f = np.empty_like(numbers)

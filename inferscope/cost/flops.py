@@ -16,17 +16,18 @@ from inferscope.records import Shape
 
 
 class FlopRates(NamedTuple):
-    """What a shape's slices compute, as coefficients."""
+    """FLOPs of a shape's slices, as coefficients."""
 
     per_token: int
     half_pair: int
-    """Half the FLOPs of a query-key pair: pairs are counted twice, for halving arrays is slow."""
+    """Half the FLOPs of a query-key pair: pairs are counted twice, because halving arrays is
+    slow."""
     per_window_pair: int
-    """Of a pair in the layers that have a window; the others' are in `half_pair`."""
+    """FLOPs of a pair in the layers that have a window; `half_pair` holds those of the others."""
     per_row: int
-    """Of logits."""
+    """FLOPs of a row of logits."""
     window: int
-    """Tokens; 0 where no layer has one."""
+    """Window length in tokens; 0 if no layer has one."""
 
     def of_slices(self, tokens: Count, context: Count, sampled: Count) -> Count:
         """Return the FLOPs of slices."""
@@ -38,7 +39,7 @@ class FlopRates(NamedTuple):
 
 
 def flop_rates(shape: Shape) -> FlopRates:
-    """Return a shape's coefficients."""
+    """Return the FLOP coefficients of a shape."""
     half_pair = 2 * shape.num_heads * shape.head_dim
     num_window = window_layers(shape)
     return FlopRates(

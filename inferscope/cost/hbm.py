@@ -38,23 +38,23 @@ Floats = NDArray[np.float64]
 
 
 class WeightBytes(NamedTuple):
-    """What reading a model's weights takes."""
+    """Bytes read for a model's weights."""
 
     layers: int
-    """All but the routed experts, for any token."""
+    """Bytes of all weights but the routed experts, read for any token."""
     head: int
-    """For any sampled row."""
+    """Bytes of lm_head, read for any sampled row."""
     experts: int
-    """The routed ones, all of them."""
+    """Bytes of all routed experts."""
     touch_share: float
-    """Of the experts, by one token; 0 in a dense model."""
+    """Share of the experts that one token uses; 0 in a dense model."""
 
     def of_experts(self, num_tokens: int) -> int:
-        """Return what the experts that so many tokens touch are expected to take."""
+        """Return the expected bytes of the experts that `num_tokens` tokens use."""
         return round(self.experts * (1 - (1 - self.touch_share) ** num_tokens))
 
     def of_step(self, num_tokens: int, num_rows: int) -> int:
-        """Return what a step reads."""
+        """Return the weight bytes that a step reads."""
         if not num_tokens:
             return 0
         experts = self.of_experts(num_tokens) if self.experts else 0
@@ -62,7 +62,7 @@ class WeightBytes(NamedTuple):
 
 
 class HbmRates(NamedTuple):
-    """What slices move themselves, and the weights that they share."""
+    """Bytes that slices move themselves, and the weights that they share."""
 
     weights: WeightBytes
     read_per_token: int
@@ -71,7 +71,7 @@ class HbmRates(NamedTuple):
     """KV included."""
     write_per_row: int
     kv_per_token: int
-    """Read for each visible one, in layers without a window; likewise in those with one."""
+    """Bytes read for each visible token in layers without a window; the next, in those with one."""
     window_kv_per_token: int
     window: int
 
@@ -89,7 +89,7 @@ class HbmRates(NamedTuple):
 
 
 def hbm_rates(shape: Shape, num_ranks: int = 1) -> HbmRates:
-    """Return the coefficients of a model on so many tensor-parallel ranks, all of them together.
+    """Return the coefficients of a model for all its tensor-parallel ranks together.
 
     Raises:
         ValueError: the model cannot be divided so.
@@ -113,7 +113,7 @@ def hbm_rates(shape: Shape, num_ranks: int = 1) -> HbmRates:
 
 
 def weight_bytes(shape: Shape, num_ranks: int = 1) -> WeightBytes:
-    """Return what reading the weights takes, on all ranks together."""
+    """Return the bytes read for the weights, on all ranks together."""
     one, bits = rank_shape(shape, num_ranks), shape.weight_bits
     experts = num_ranks * _bytes(expert_parameters(one), bits) * shape.num_experts
     return WeightBytes(
@@ -125,7 +125,7 @@ def weight_bytes(shape: Shape, num_ranks: int = 1) -> WeightBytes:
 
 
 def activation_bytes(shape: Shape) -> int:
-    """Return what one token's activations in all layers take, read and written."""
+    """Return the activation bytes that one token reads and writes in all layers."""
     return sum(_bytes(num, shape.activation_bits) for num in _layers_activations(shape))
 
 

@@ -24,13 +24,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_TOKENS = 16_384
-"""Length of whole tables; a step beyond it is priced at their last slope."""
+"""Length of complete tables; a step beyond it is priced at their last slope."""
 Tables = tuple[Floats, Floats]
-"""`f_ns` and `g_ns` of a model."""
+"""Tables `f_ns` and `g_ns` of a model."""
 BY_TOKENS = "tokens"
-"""The source of a model of no shape."""
+"""Source of a model without a shape."""
 ENOUGH_STEPS = 64
-"""Steps from which a fit no longer counts as provisional."""
+"""Number of steps from which a fit is not provisional any more."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class StepModel:
     """Coefficients in force for one execution mode.
 
     Attributes:
-        fit_id: names these coefficients in every record that rests on them.
+        fit_id: name of these coefficients in every record that depends on them.
         source: fit, calibration or roofline; tokens where no shape is known. A provisional fit has
             that of the first model, and an id of both: `roofline+eager-8`.
-        f_ns: [tokens + 1], cost of N tokens; f(0) = 0. Tokens are MAX_TOKENS, or with `tables_of`
-            as many as anybody has asked for.
+        f_ns: [tokens + 1], cost of N tokens; f(0) = 0. The length is MAX_TOKENS, or with
+            `tables_of` the largest token count read so far.
         g_ns: [tokens + 1], cost of M sampled rows; g(0) = 0.
         single_ns: per visible token, of a slice of one token (a decode).
         padded_ns: per visible token of the longest such slice, of each: what engines pay that pad
@@ -51,7 +51,7 @@ class StepModel:
         pair_ns: per query-key pair of such a slice.
         context_ns: per visible token of such a slice.
         decoding_ns: once, if there is any slice of one token, for their attention is one call,
-            however many they are. Nobody's own; owed by them alike.
+            whatever their number; shared by them equally.
         num_learned: steps of the running engine that it was fitted to.
         num_chunked: of these, steps with slices of several tokens.
     """
@@ -69,8 +69,8 @@ class StepModel:
     num_learned: int = 0
     num_chunked: int = 0
     tables_of: Callable[[int], Tables] | None = field(default=None, repr=False, compare=False)
-    """Makes both tables for so many tokens; None where they are whole. Whole ones, with their sums,
-    take 400 KB, of which a server whose steps have a thousand tokens never reads but 50."""
+    """Callback that extends both tables to a token count; None if they are complete. Complete ones
+    and their sums take 400 KB; a server whose steps have a thousand tokens reads 50 KB of them."""
     f_sum: Floats = field(init=False, repr=False)
     """[tokens + 2], Σ f(y) for y < x."""
 
@@ -79,11 +79,11 @@ class StepModel:
 
     @property
     def is_provisional(self) -> bool:
-        """Return whether it is a guess of proportions, corrected by few steps or none."""
+        """Return whether its proportions are assumed, corrected by few steps or none."""
         return self.source != CALIBRATION and self.num_learned < ENOUGH_STEPS
 
     def reach(self, num_tokens: int) -> None:
-        """Make the tables hold so many tokens, or be whole; nothing that they hold changes."""
+        """Extend the tables to a token count or to their end, without changing their values."""
         if self.tables_of is None or min(num_tokens, MAX_TOKENS) < len(self.f_ns):
             return
         f_ns, g_ns = self.tables_of(min(2 * num_tokens, MAX_TOKENS))
@@ -136,7 +136,7 @@ def _look_up(table: Floats, n: int) -> float:
 
 
 def look_up(table: Floats, numbers: Ints) -> Floats:
-    """Return what many numbers of tokens or rows cost, as `StepModel` says of one."""
+    """Return the costs of many token or row counts, as `StepModel` does for one."""
     last = len(table) - 1
     if int(np.max(numbers)) <= last:
         return table[numbers]

@@ -1,4 +1,4 @@
-"""What devices can do at best, by their makers: dense matrix throughput and memory bandwidth.
+"""Peak rates of devices by manufacturer: dense matrix throughput and memory bandwidth.
 
 Dense figures, without sparsity, from the vendors' datasheets (where one gives the sparse figure
 alone, half of it). A device that is not here is given conservative defaults, and every number that
@@ -32,7 +32,7 @@ class Peaks(NamedTuple):
     """Host time to launch one operation."""
     is_known: bool
     fp8_flops_s: float | None = None
-    """None where the device has no fp8, or is not known."""
+    """FP8 rate in FLOPs per second; None if the device has no fp8, or is unknown."""
 
 
 _TERA, _GIGA = 1e12, 1e9
@@ -61,7 +61,7 @@ _GPUS: tuple[tuple[str, float, float | None, float], ...] = (
     ("RTX 5090", 209.5, 419, 1792),
     ("MI300X", 1307, 2615, 5300),
 )
-"""Words of the device's name, bf16 TFLOP/s (fp16 on T4), fp8 TFLOP/s, memory GB/s. The longer
+"""Words of the device's name, bf16 TFLOP/s (fp16 on T4), fp8 TFLOP/s, memory GB/s, with the longer
 names first."""
 
 _ONE_CPU_THREAD = Peaks(40e9, 8e9, 6e-6, False)

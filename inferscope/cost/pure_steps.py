@@ -18,12 +18,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 TOLERANCE = 1.25
-"""Excess over a bound that is still noise of the steps."""
+"""Largest excess over a bound that still counts as noise."""
 _MORE_CONTEXT = 1.25
 """Context of a member, against a step's, up to which they compare: a decode's grows with each step.
 Attention is linear in it, so the time grows by this factor at most."""
 PureStep = tuple[int, int, int]
-"""Tokens and context of its largest member, and its nanoseconds."""
+"""Tokens and context of a step's largest member, and its nanoseconds."""
 
 
 class Bounds(msgspec.Struct, frozen=True, gc=False):

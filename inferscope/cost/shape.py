@@ -1,4 +1,4 @@
-"""What is counted of a model's shape: its parameters, and the query-key pairs of a slice.
+"""Counts from a model's shape: its parameters, and the query-key pairs of a slice.
 
 A slice computes `tokens` new positions behind `context` cached ones. Attention is causal: new
 token j sees context + j + 1 keys, or the last `window` of them, so a slice has tokens·context +
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from inferscope.records import Shape
 
 TIME_ONLY = "time-only"
-"""What readers see in place of counts."""
+"""Word that replaces counts in reports."""
 
 _MOST_PARAMETERS = 1 << 45
 """Thirty times those of the largest models; a shape that has more is damaged."""
@@ -32,7 +32,7 @@ Count = TypeVar("Count", int, NDArray[np.int64])
 
 
 def is_counted(shape: Shape | None) -> bool:
-    """Tell whether FLOPs and bytes follow from a shape; if not, it is attributed time only."""
+    """Return whether FLOPs and bytes follow from a shape; otherwise only time is attributed."""
     if shape is None or shape.latent_ranks is not None:
         return False
     sizes = (shape.num_layers, shape.hidden, shape.num_heads, shape.num_kv_heads, shape.head_dim)

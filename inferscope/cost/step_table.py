@@ -148,7 +148,7 @@ class StepTable:
         return len(self.sizes)
 
     def span(self, start: int, end: int) -> slice:
-        """Return where the members are of the steps from one to before another."""
+        """Return the slice of the members of the steps from `start` to before `end`."""
         low = self.first.item(start)
         return slice(low, self.first.item(end - 1) + self.sizes.item(end - 1))
 

@@ -25,27 +25,27 @@ from inferscope.records import CostTable, Shape
 Floats = NDArray[np.float64]
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, MAX_TOKENS)
-"""Among them, all at which a fit bends."""
+"""Token counts at which a table is stored, including all at which a fit bends."""
 _FIRST_TOKENS = 1024
-"""Of a table, before a step has more."""
+"""Tokens that a table holds before a step has more."""
 _OF_SLICES = ("single_ns", "padded_ns", "chunk_ns", "pair_ns", "context_ns", "decoding_ns")
 _DTYPES_BY_BITS: dict[int, tuple[str, ...]] = {
     8: ("float8_e4m3fn", "bfloat16", "float16"),
     16: ("bfloat16", "float16"),
     32: ("float32",),
 }
-"""What a model with activations of so many bits computes in, the likeliest first."""
+"""Compute formats of a model by bits of its activations, the likeliest first."""
 
 
 def coefficients(model: StepModel) -> dict[str, float]:
-    """Return a step model's values at the knots, and what it asks per slice."""
+    """Return a step model's values at the knots, and its cost per slice."""
     told = {f"f_ns.{knot}": model.f(knot) for knot in KNOTS}
     told |= {f"g_ns.{knot}": model.g(knot) for knot in KNOTS}
     return told | {name: getattr(model, name) for name in _OF_SLICES}
 
 
 def is_sound(table: CostTable) -> bool:
-    """Tell whether a table is whole: of one that is not, nothing is believed."""
+    """Return whether a table is complete; an incomplete one is ignored."""
     told = table.coefficients
     if not all(math.isfinite(number) and number >= 0 for number in told.values()):
         return False
@@ -56,7 +56,7 @@ def is_sound(table: CostTable) -> bool:
 
 
 def is_of_steps(table: CostTable) -> bool:
-    """Tell whether it is of steps, and not of a device's rates."""
+    """Return whether a table describes steps rather than a device's rates."""
     return "f_ns.1" in table.coefficients
 
 

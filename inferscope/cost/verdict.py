@@ -1,4 +1,4 @@
-"""How far steps were from their cost model, and whether a split by it can be relied on.
+"""Accuracy of the cost model on steps, and whether a split by it is reliable.
 
     residual = median over steps of measured / modelled, less one; not of cold steps
 
@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Iterable
 
 RESIDUAL_STEPS = 256
-"""Number of an engine's last steps that its residual is the median of."""
+"""Number of an engine's last steps whose median is its residual."""
 _ROUGH = 1.25
 _UNRELIABLE = 2.0
 
 
 def residual_of(residuals: Iterable[float]) -> float | None:
-    """Return the median of steps' residuals, None of no steps."""
+    """Return the median of steps' residuals, None without steps."""
     known = list(residuals)
     return statistics.median(known) if known else None
 
@@ -30,7 +30,7 @@ def times_off(residual: float) -> float:
 
 
 def split_verdict(residual: float | None, *, is_provisional: bool = False) -> str:
-    """Return in a few words why a split is not to be relied on; nothing where it is sound.
+    """Return briefly why a split is unreliable; nothing if it is sound.
 
     Args:
         residual: of the steps that were split; None where it is not known.

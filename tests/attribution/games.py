@@ -24,7 +24,7 @@ from inferscope.records import Shape
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Cost = Callable[[tuple[int, ...]], float]
-"""Of the members of a coalition."""
+"""Function from the members of a coalition to its cost."""
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, 16, 16, 16)
 MIXTRAL = Shape(32, 4096, 32, 8, 128, 14336, 32000, 16, 16, 16, False, 8, 2)
@@ -36,7 +36,7 @@ def model_of(f: Floats, g: Floats | None = None, *, single_ns: float = 0.0) -> S
 
 
 def staircase() -> StepModel:
-    """As with padded CUDA graphs: nothing smooth about it."""
+    """Return a staircase cost, as with padded CUDA graphs."""
     f = 2e5 + 40_000.0 * np.ceil(N / 24)
     f[0] = 0.0
     return model_of(f, 700.0 * N)

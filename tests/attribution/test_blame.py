@@ -1,4 +1,4 @@
-"""Whoever is blamed has to do with it, and all that is blamed sums to what was waited."""
+"""Tests of blame: every culprit was waited for, and all blame sums to the wait."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_alone_in_the_queue_one_blames_just_those_who_held_the_slots_and_only_me
     bench = Bench()
     bench.begin(1, 0, RUNNING)
     bench.begin(2, 0, RUNNING)
-    bench.step([1, 2], 0, 1_000, binding="slots")  # nobody waits yet
+    bench.step([1, 2], 0, 1_000, binding="slots")  # no request waits yet
     bench.step([1, 2], 2_000, 6_000, binding="slots")
     bench.begin(3, 3_000)  # in the middle of the step
     bench.finish(2, 6_500)
@@ -207,7 +207,7 @@ def test_who_still_waits_can_be_told_whom_for() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(seed: int) -> None:
-    """A slow and plain account of the same, step by step and one by one."""
+    """The result equals a slow and plain account of the same, step by step and one by one."""
     draw = random.Random(seed)
     bench = Bench()
     due = {slot: draw.randrange(40_000) for slot in range(1, 13)}

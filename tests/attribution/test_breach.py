@@ -170,7 +170,7 @@ def test_longer_answers_are_compared_by_the_token(metric: Metric) -> None:
 
 
 def test_peers_are_those_of_its_own_time() -> None:
-    """The host was slow for an hour, and everybody met the objective all the same."""
+    """The host was slow for an hour, and every request met the objective all the same."""
     then = [Lived({"cpu_gap": 80 * MS, "prefill_own": MS}, arrived_ns=at) for at in range(300)]
     now = [Lived({"cpu_gap": MS, "prefill_own": MS}, arrived_ns=10**12 + at) for at in range(60)]
     late = Lived({"cpu_gap": 70 * MS, "queue": 40 * MS}, arrived_ns=10**12)

@@ -188,7 +188,7 @@ def test_a_request_that_adds_nothing_to_any_batch_pays_its_own_alone(batch: Step
 @settings(max_examples=60, deadline=None)
 @given(any_model, batches(chunks=(0, 4)))
 def test_shares_of_summed_costs_are_sums_of_shares(model: StepModel, batch: StepTable) -> None:
-    """Of f, of g, of attention and decoding, of padding, each alone."""
+    """Costs of f, of g, of attention and decoding, and of padding, each alone."""
     none = np.zeros_like(N)
     bare = without_attention(model)
     costs = [

@@ -54,7 +54,7 @@ def test_shares_sum_to_what_the_step_reads(
 @settings(max_examples=30, deadline=None)
 @given(REQUESTS.filter(lambda requests: len(requests) <= 7))
 def test_shares_are_the_shapley_value(requests: list[tuple[int, int]]) -> None:
-    """By all orders in which the requests could have come, the read of experts as expected."""
+    """The value averages all orders of the requests, with the expected read of experts."""
     tokens, sampled = columns(requests)
 
     def read(subset: tuple[int, ...]) -> float:
@@ -77,8 +77,8 @@ def test_experts_of_large_batches_are_divided_as_by_a_finer_quadrature() -> None
     shares = weight_shares(EXPERTS._replace(layers=0, head=0), tokens, np.zeros_like(tokens))
     grid = (np.arange(200_000) + 0.5) / 200_000
     wants = {n: 1 - (1 - EXPERTS.touch_share) ** n for n in set(tokens.tolist())}
-    nobody = np.exp(sum(np.log1p(-wants[n] * grid) for n in tokens.tolist()))
-    exact = [wants[n] * float((nobody / (1 - wants[n] * grid)).mean()) for n in tokens.tolist()]
+    none = np.exp(sum(np.log1p(-wants[n] * grid) for n in tokens.tolist()))
+    exact = [wants[n] * float((none / (1 - wants[n] * grid)).mean()) for n in tokens.tolist()]
     scaled = np.array(exact) * (int(shares.sum()) / sum(exact))
     assert shares.tolist() == pytest.approx(scaled.tolist(), rel=1e-4)
 

@@ -239,7 +239,7 @@ def test_work_of_a_kind_that_was_never_seen_is_learned_from_a_few_steps() -> Non
 
 @pytest.mark.parametrize("seed", [4, 14, 24])
 def test_a_co_tenant_that_slows_large_steps_most_is_not_learned(seed: int) -> None:
-    """Who competes for arithmetic hardly touches steps that wait for memory: no common factor.
+    """A co-tenant that needs arithmetic hardly slows steps that wait for memory.
 
     It is there half of the time. Measured: 0.3 % to 0.4 % of the step; 1.0 % to 3.6 % where slow
     steps pull as much as fast ones.

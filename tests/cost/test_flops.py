@@ -80,7 +80,7 @@ def count(model: Model, slices: list[tuple[int, int]]) -> tuple[int, int]:
 def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str) -> None:
     """To the FLOP on matrix products. Attention, torch counts as the rectangle that is computed.
 
-    Its kernels skip what a causal mask hides, and nobody needs what padding adds: we count pairs of
+    Its kernels skip what a causal mask hides, and padding adds nothing useful: we count pairs of
     a query and a key it sees. The rectangle is that of the chunk and all its keys, and of all the
     single tokens and the longest one's keys.
     """
@@ -102,7 +102,7 @@ def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str
 @settings(max_examples=60, deadline=None)
 @given(shapes(), SLICES)
 def test_flops_are_those_of_a_count_one_by_one(shape: Shape, slices: list[Slice]) -> None:
-    """Of experts, shared ones and gates, windows in all layers or some, in any slices."""
+    """Shapes have experts, shared ones and gates, windows in all layers or some, in any slices."""
     columns = (np.array(column, dtype=np.int64) for column in zip(*slices, strict=True))
     together = flop_rates(shape).of_slices(*columns)
     assert together.tolist() == [step_flops(shape, [each]) for each in slices]
