@@ -41,9 +41,9 @@ from cause_runs import SCENARIOS, Parts, Scenario, Truth, run
 from probe_cost import machine
 
 from inferscope import __version__
-from inferscope.attribution.breach import Objective, breaches
+from inferscope.attribution.breach import LatencyLimit, breaches
 from inferscope.attribution.peers import Peers
-from inferscope.attribution.spent import spent
+from inferscope.attribution.spent import breakdown
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import CAUSES
 
@@ -63,13 +63,13 @@ NAMED_SHARE, MAGNITUDE, OTHERS, FALSE_SHARE = 0.95, 0.15, 0.05, 0.02
 
 def metric_rows(request: FinalRequest, scenario: Scenario) -> list[int]:
     """Return a request's ledger in the span of the scenario's metric: [causes]."""
-    within = spent(request, scenario.metric)
+    within = breakdown(request, scenario.metric)
     return [0 if within is None else within.by_cause.get(cause, 0) for cause in CAUSES]
 
 
 def metric_ns(request: FinalRequest, scenario: Scenario) -> float:
     """Return the metric; for gaps between tokens, the longest."""
-    within = spent(request, scenario.metric)
+    within = breakdown(request, scenario.metric)
     if within is None:
         return 0.0
     return max(request.tbt_ns) if scenario.metric == "tbt" else within.whole_ns / within.num_gaps
@@ -78,7 +78,7 @@ def metric_ns(request: FinalRequest, scenario: Scenario) -> float:
 def score(scenario: Scenario, parts: Parts, truth: Truth) -> dict[str, Any]:
     """Judge one scenario's run."""
     calibrated = [metric_ns(request, scenario) for request in parts["calibrate"].values()]
-    objective = Objective(scenario.metric, round(SLACK * float(np.quantile(calibrated, 0.99))))
+    objective = LatencyLimit(scenario.metric, round(SLACK * float(np.quantile(calibrated, 0.99))))
     peers = Peers([request for part in parts.values() for request in part.values()])
 
     clean = {name: breaches(r, [objective], peers) for name, r in parts["clean"].items()}

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 from msgspec.structs import replace
 
 import inferscope
-from inferscope.attribution.breach import Objective, top_cause
+from inferscope.attribution.breach import LatencyLimit, top_cause
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
@@ -323,12 +323,12 @@ def _engine(view: EngineView) -> EngineResource:
     )
 
 
-def _objectives(settings: OtlpSettings) -> tuple[Objective, ...]:
+def _objectives(settings: OtlpSettings) -> tuple[LatencyLimit, ...]:
     found = []
     if settings.ttft_ms is not None:
-        found.append(Objective("ttft", round(settings.ttft_ms * 1e6)))
+        found.append(LatencyLimit("ttft", round(settings.ttft_ms * 1e6)))
     if settings.tbt_ms is not None:
-        found.append(Objective("tbt", round(settings.tbt_ms * 1e6)))
+        found.append(LatencyLimit("tbt", round(settings.tbt_ms * 1e6)))
     return tuple(found)
 
 

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.busy import Busy
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.culprits import Culprit, Found
-from inferscope.attribution.holds import NOBODY_ROW, Grip, Holds
+from inferscope.attribution.culprits import BlameShare, BlameTotals
+from inferscope.attribution.holds import NOBODY_ROW, HeldResources, Holds
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.cost.step_table import product
 
@@ -116,7 +116,7 @@ class Blame:
         """Changes to steps in the matrices: the fraction waited for as stored there, and the new
         one."""
         self._held: dict[int, _Held] = {}
-        self._found: dict[int, dict[str, Found]] = {}
+        self._found: dict[int, dict[str, BlameTotals]] = {}
         self._last_slots: Ints | None = None
         self._last_rows = self._row_of
         """Slots and rows of the last step's members."""
@@ -172,7 +172,7 @@ class Blame:
             self._holds.lost_blocks(row)  # it was preempted
         self._holds.runs(row)
 
-    def left(self, slot: int) -> None:
+    def leave_batch(self, slot: int) -> None:
         """Release the sequence slot of a request."""
         self._holds.left(self._row_of.item(slot))
 
@@ -222,7 +222,7 @@ class Blame:
         self,
         slots: Ints,
         delay: Delay,
-        grip: Grip | None,
+        grip: HeldResources | None,
         weights: BlameWeights | None,
         start_ns: int,
         from_ns: int,
@@ -411,7 +411,7 @@ class Blame:
 
     # --- what is found ------------------------------------------------------------------------
 
-    def of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
+    def of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[BlameShare, ...]:
         """Return a request's blame: for each cause, its culprits in falling order, then the rest.
 
         Args:
@@ -424,7 +424,7 @@ class Blame:
             return ()
         self.fold()
         found = {
-            cause: Found(it.total_ns, dict(it.by_name))
+            cause: BlameTotals(it.total_ns, dict(it.by_name))
             for cause, it in self._found.get(slot, {}).items()
         }
         parts, total_ns = self._holds.until(slot, at_ns)
@@ -438,28 +438,28 @@ class Blame:
                 parts = pairs[seat] * (_SPENT_NS / _SHARE)
                 parts[row] = 0.0
                 self._add_rows(found, slot, cause, parts, float(parts.sum()))
-        nothing = Found()
-        culprits: list[Culprit] = []
+        nothing = BlameTotals()
+        culprits: list[BlameShare] = []
         for cause in wanted:
-            culprits += found.get(cause, nothing).told(cause, row_ns[cause])
+            culprits += found.get(cause, nothing).to_shares(cause, row_ns[cause])
         return tuple(culprits)
 
-    def _note_held(self, found: dict[str, Found], held: _Held, until_ns: int) -> None:
+    def _note_held(self, found: dict[str, BlameTotals], held: _Held, until_ns: int) -> None:
         spent_ns = until_ns - held.since_ns
         spent_ns -= self._device.paused_within_ns(held.since_ns, until_ns)
         whole = sum(held.parts.values())
         if spent_ns > 0:
             parts = {name: spent_ns * part / whole for name, part in held.parts.items()}
-            found.setdefault("preempted", Found()).add(parts, total_ns=spent_ns)
+            found.setdefault("preempted", BlameTotals()).add(parts, total_ns=spent_ns)
 
-    def _found_of(self, slot: int) -> dict[str, Found]:
+    def _found_of(self, slot: int) -> dict[str, BlameTotals]:
         return self._found.setdefault(slot, {})
 
     def _add_rows(
-        self, found: dict[str, Found], slot: int, cause: str, parts: Floats, total_ns: float
+        self, found: dict[str, BlameTotals], slot: int, cause: str, parts: Floats, total_ns: float
     ) -> None:
         if cause not in found:
-            found[cause] = Found()
+            found[cause] = BlameTotals()
         found[cause].add_rows(
             parts, self._holds.names, total_ns=total_ns, but_for=self._names[slot]
         )
@@ -493,12 +493,12 @@ def _changed(spent: Floats, part: Floats, before: Floats | None) -> Floats:
     return found
 
 
-def unknown(row_ns: dict[str, int]) -> tuple[Culprit, ...]:
+def unknown(row_ns: dict[str, int]) -> tuple[BlameShare, ...]:
     """Return the blame of a request without a known culprit; see `Blame.of`."""
-    nothing = Found()
+    nothing = BlameTotals()
     return tuple(
         culprit
         for cause in BLAMED
         if row_ns.get(cause, 0) > 0
-        for culprit in nothing.told(cause, row_ns[cause])
+        for culprit in nothing.to_shares(cause, row_ns[cause])
     )

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from inferscope.attribution.peers import Objective as Objective
+from inferscope.attribution.peers import LatencyLimit as LatencyLimit
 from inferscope.attribution.peers import Peer, Peers, beyond_ns
-from inferscope.attribution.spent import Explained, Metric, Spent, spent
+from inferscope.attribution.spent import LedgerView, Metric, MetricBreakdown, breakdown
 from inferscope.records import CAUSES
 
 OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
@@ -85,7 +85,9 @@ class Breach(msgspec.Struct, frozen=True):
 
 
 def breaches(
-    request: Explained, objectives: Iterable[Objective], peers: Peers | Sequence[Explained] = ()
+    request: LedgerView,
+    objectives: Iterable[LatencyLimit],
+    peers: Peers | Sequence[LedgerView] = (),
 ) -> tuple[Breach, ...]:
     """Explain each objective that a request missed.
 
@@ -103,7 +105,9 @@ def breaches(
 
 
 def top_cause(
-    request: Explained, objectives: Iterable[Objective], peers: Peers | Sequence[Explained] = ()
+    request: LedgerView,
+    objectives: Iterable[LatencyLimit],
+    peers: Peers | Sequence[LedgerView] = (),
 ) -> str | None:
     """Return the main cause of the largest miss, relative to its limit."""
     missed = breaches(request, objectives, peers)
@@ -112,17 +116,17 @@ def top_cause(
     return max(missed, key=lambda breach: breach.over_ns / (breach.limit_ns * breach.num_gaps)).top
 
 
-def is_met(request: Explained, objective: Objective) -> bool | None:
+def is_met(request: LedgerView, objective: LatencyLimit) -> bool | None:
     """Return whether a request met an objective; None if it lacks the metric."""
-    took = spent(request, objective.metric)
+    took = breakdown(request, objective.metric)
     return None if took is None else not beyond_ns(request, objective, took)
 
 
 # --- one objective --------------------------------------------------------------------------------
 
 
-def _breach(request: Explained, objective: Objective, peers: Peers) -> Breach | None:
-    took = spent(request, objective.metric)
+def _breach(request: LedgerView, objective: LatencyLimit, peers: Peers) -> Breach | None:
+    took = breakdown(request, objective.metric)
     if took is None:
         return None
     over_ns = beyond_ns(request, objective, took)
@@ -151,7 +155,7 @@ def _breach(request: Explained, objective: Objective, peers: Peers) -> Breach | 
 
 
 def _ranked(
-    took: Spent, over_ns: int, typical_ns: Mapping[str, int] | None, *, is_one_span: bool
+    took: MetricBreakdown, over_ns: int, typical_ns: Mapping[str, int] | None, *, is_one_span: bool
 ) -> tuple[BreachCause, ...]:
     causes = [
         BreachCause(
@@ -203,7 +207,7 @@ def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:
 # --- peers ----------------------------------------------------------------------------------------
 
 
-def _is_like(peer: Explained, request: Explained, objective: Objective) -> bool:
+def _is_like(peer: LedgerView, request: LedgerView, objective: LatencyLimit) -> bool:
     """Return whether a peer is comparable with a request."""
     if peer.finish != request.finish:
         return False

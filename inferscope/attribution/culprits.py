@@ -19,7 +19,7 @@ _KEPT = 16
 """Number of contributors kept, since one that was small may contribute again."""
 
 
-class Culprit(NamedTuple):
+class BlameShare(NamedTuple):
     """Share of one request in the wait of another, for one cause."""
 
     cause: str
@@ -30,11 +30,11 @@ class Culprit(NamedTuple):
     """Share of the wait in nanoseconds."""
 
 
-_culprit = tuple.__new__
+_blame_share = tuple.__new__
 """Constructor from a tuple, in half the time of the named tuple's own Python constructor."""
 
 
-class Found(msgspec.Struct):
+class BlameTotals(msgspec.Struct):
     """Total and largest contributors of one cause of one request's wait."""
 
     total_ns: float = 0.0
@@ -75,7 +75,7 @@ class Found(msgspec.Struct):
         if len(by_name) > _KEPT:
             self.by_name = dict(sorted(by_name.items(), key=_by_ns)[:_KEPT])
 
-    def told(self, cause: str, row_ns: int) -> list[Culprit]:
+    def to_shares(self, cause: str, row_ns: int) -> list[BlameShare]:
         """Return the largest contributors, scaled to whole nanoseconds that sum to `row_ns`."""
         most = sorted([(-part, name) for name, part in self.by_name.items()])[:NUM_NAMED]
         scale = row_ns / self.total_ns if self.total_ns > 0 else 0.0
@@ -90,7 +90,7 @@ class Found(msgspec.Struct):
             whole[order[0][1]] += row_ns - sum(whole)  # floats are inexact beyond a hundred days
         names = [*[name for _, name in most], None]
         return [
-            _culprit(Culprit, (cause, name, ns))
+            _blame_share(BlameShare, (cause, name, ns))
             for name, ns in zip(names, whole, strict=True)
             if ns > 0
         ]

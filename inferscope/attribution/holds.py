@@ -34,7 +34,7 @@ _MOST_BLOCK_TOKENS = 1 << 24
 """Largest plausible block size in tokens; more, or less than one, is damage."""
 
 
-class Grip(msgspec.Struct, frozen=True, gc=False):
+class HeldResources(msgspec.Struct, frozen=True, gc=False):
     """Resources that the members of a step hold and that keep others out of it.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Span(msgspec.Struct, eq=False, gc=False):
     until_ns: int
     rows: Ints
     """Rows of the step's members; if slots or blocks are scarce, of all requests that hold some."""
-    grip: Grip | None
+    grip: HeldResources | None
     """Held resources; None if unknown: the rows are then blamed equally."""
     adds_ns: Floats | None
     held_tokens: Ints | None = None
@@ -145,9 +145,9 @@ class Holds:
         self._running: dict[int, None] = {}
         self._runners: Ints | None = None
         """Running rows as an array; None after a change."""
-        self._grips: list[tuple[Ints, Grip]] = []
+        self._grips: list[tuple[Ints, HeldResources]] = []
         """Rows and held resources of the newest steps, which are in no array yet."""
-        self._grip: Grip | None = None
+        self._grip: HeldResources | None = None
         """Held resources of the newest step that is in the array."""
         self._held_tokens: Ints = np.zeros(FIRST_ROWS, dtype=np.int64)
         """[rows], tokens in KV blocks at each row's newest step."""
@@ -281,7 +281,7 @@ class Holds:
     def step(
         self,
         rows: Ints,
-        grip: Grip | None,
+        grip: HeldResources | None,
         adds_ns: Floats | None,
         start_ns: int,
         from_ns: int,
@@ -309,7 +309,7 @@ class Holds:
         self._pass(start_ns)
         self._spans.append(_Span(from_ns, until_ns, rows, grip, adds_ns, held_tokens))
 
-    def _note_grip(self, rows: Ints, grip: Grip) -> None:
+    def _note_grip(self, rows: Ints, grip: HeldResources) -> None:
         grips = self._grips
         if grips and grips[-1][0] is rows:
             grips[-1] = rows, grip
@@ -318,7 +318,7 @@ class Holds:
         if len(grips) > _MOST_GRIPS:
             self._held_now()
 
-    def _holders(self, rows: Ints, grip: Grip) -> tuple[Ints, Ints]:
+    def _holders(self, rows: Ints, grip: HeldResources) -> tuple[Ints, Ints]:
         """Return the rows that hold KV blocks while a step runs, and their tokens.
 
         These are all rows with a slot, and the members that released theirs since the plan.

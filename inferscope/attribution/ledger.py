@@ -35,7 +35,7 @@ from inferscope.attribution.blame import Taken
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.busy import NEVER_NS, Busy
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.holds import Grip
+from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.attribution.replicas import Replica, Replicas
 from inferscope.records import CAUSES
@@ -144,7 +144,7 @@ class Step(msgspec.Struct, eq=False, gc=False):
     is_cold: bool = False
     wait_ns: int = 0
     """Nanoseconds of the delay's excess spent waiting for the slowest rank."""
-    grip: Grip | None = None
+    grip: HeldResources | None = None
     """Resources that the members hold; None if unknown."""
     weights: BlameWeights | None = None
     """Weights by which each member is blamed; None if unknown."""
@@ -516,7 +516,7 @@ class Ledger:
             if before == HELD:
                 blame.resumed(slot, held_until_ns or at_ns)
             elif before == RUNNING:
-                blame.left(slot)
+                blame.leave_batch(slot)
             if state == RUNNING:
                 blame.runs(slot)
             elif state == HELD:

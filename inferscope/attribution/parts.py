@@ -1,7 +1,7 @@
 """Prompt parts: cost of one request's prefill by the source of its tokens.
 
 A chunk of a prefill computes the positions [context, context + tokens) of a prompt, and the parts
-of the prompt are stretches of positions. So a chunk's share of its step is divided by position:
+of the prompt are part_spans of positions. So a chunk's share of its step is divided by position:
 
     system │ history │ retrieved                    │ user
     ───────┼─────────┼──────────────────────────────┼─────
@@ -32,10 +32,10 @@ from inferscope.records import OTHER_PART
 OUTPUT = "output"
 """Part name of generated tokens that were computed again; not part of the prompt."""
 _ENDLESS = 1 << 62
-_MOST_STRETCHES = 256
+_MOST_SPANS = 256
 """Largest number of spans, beyond what any probe reports."""
 
-Told = Sequence[tuple[str, int]]
+PartLengths = Sequence[tuple[str, int]]
 """Names and token counts, in the order of the prompt."""
 
 
@@ -58,11 +58,11 @@ class PromptPart(msgspec.Struct, frozen=True, gc=False):
     """Modelled FLOPs; None where the model's shape is not known."""
 
 
-def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
+def part_spans(declared: PartLengths, prompt_tokens: int) -> list[tuple[str, int]]:
     """Lay parts out over the positions of a prompt.
 
     Args:
-        told: declared parts, which may be wrong.
+        declared: declared parts, which may be wrong.
         prompt_tokens: length of the prompt.
 
     Returns:
@@ -71,7 +71,7 @@ def stretches(told: Told, prompt_tokens: int) -> list[tuple[str, int]]:
     """
     laid: list[tuple[str, int]] = []
     at = 0
-    for name, tokens in told[:_MOST_STRETCHES]:
+    for name, tokens in declared[:_MOST_SPANS]:
         end = min(at + tokens, prompt_tokens)
         if end > at:
             laid.append((name, end))
@@ -101,11 +101,11 @@ class PromptCost:
         "seen_ns",
     )
 
-    def __init__(self, told: Told, prompt_tokens: int) -> None:
+    def __init__(self, declared: PartLengths, prompt_tokens: int) -> None:
         """Start before the first chunk."""
         self.prompt_tokens = prompt_tokens
         self.seen_ns = 0
-        laid = stretches(told, prompt_tokens)
+        laid = part_spans(declared, prompt_tokens)
         laid.append((OUTPUT, _ENDLESS))
         numbers: dict[str, int] = {}
         self._part_of = [numbers.setdefault(name, len(numbers)) for name, _ in laid]

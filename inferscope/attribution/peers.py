@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.spent import Explained, Metric, Spent, spent
+from inferscope.attribution.spent import LedgerView, Metric, MetricBreakdown, breakdown
 from inferscope.records import CAUSES
 
 Floats = NDArray[np.float64]
@@ -29,8 +29,8 @@ Row = tuple[tuple[str, ...], bytes]
 """Ledger: causes and their nanoseconds, eight bytes each; a quarter of a dict's size."""
 
 
-class Remembered(msgspec.Struct, frozen=True, gc=False):
-    """Finished request without its tokens: an `Explained` one for comparison with others.
+class PeerRecord(msgspec.Struct, frozen=True, gc=False):
+    """Finished request without its tokens: an `LedgerView` one for comparison with others.
 
     Only the longest of its gaps is known. It determines whether the request met an objective, but
     not by how much it missed one, which is not needed of a peer.
@@ -66,9 +66,9 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
         return [self.longest_gap_ns] if self.num_gaps else []
 
 
-def remembered(request: Explained) -> Remembered:
+def remembered(request: LedgerView) -> PeerRecord:
     """Return the fields of a request that a comparison needs."""
-    return Remembered(
+    return PeerRecord(
         request.prompt_tokens,
         request.output_tokens,
         request.arrived_ns,
@@ -93,7 +93,7 @@ def _by_cause(row: Row) -> dict[str, int]:
     return dict(zip(row[0], array("q", row[1]), strict=True))
 
 
-class Objective(msgspec.Struct, frozen=True):
+class LatencyLimit(msgspec.Struct, frozen=True):
     """Latency limit for one request."""
 
     metric: Metric
@@ -105,8 +105,8 @@ class Objective(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct):
     """Request that met an objective."""
 
-    request: Explained
-    took: Spent
+    request: LedgerView
+    took: MetricBreakdown
     number: int
     """Number of peers before it."""
     row: Floats | None = None
@@ -123,29 +123,29 @@ class Peer(msgspec.Struct):
 class Peers:
     """The newest of many requests."""
 
-    def __init__(self, requests: Iterable[Explained] = (), *, most: int | None = None) -> None:
+    def __init__(self, requests: Iterable[LedgerView] = (), *, most: int | None = None) -> None:
         """Start with the first requests; keep the newest `most`, or all for None."""
         self._requests = deque(requests, maxlen=most)
         self._num = len(self._requests)
-        self._compliant: dict[Objective, tuple[int, deque[Peer]]] = {}
+        self._compliant: dict[LatencyLimit, tuple[int, deque[Peer]]] = {}
         """Number of peers evaluated and those that met the objective, by objective."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Explained]:
+    def __iter__(self) -> Iterator[LedgerView]:
         return iter(self._requests)
 
-    def newest(self) -> Explained | None:
+    def newest(self) -> LedgerView | None:
         """Return the newest request."""
         return self._requests[-1] if self._requests else None
 
-    def append(self, request: Explained) -> None:
+    def append(self, request: LedgerView) -> None:
         """Append a request; drop the oldest beyond the limit."""
         self._requests.append(request)
         self._num += 1
 
-    def compliant(self, objective: Objective) -> Iterable[Peer]:
+    def compliant(self, objective: LatencyLimit) -> Iterable[Peer]:
         """Return the fully observed requests that met an objective, in order of arrival."""
         first = self._num - len(self._requests)
         num_seen, found = self._compliant.get(objective) or (0, deque[Peer]())
@@ -154,7 +154,7 @@ class Peers:
         num_new = min(self._num - num_seen, len(self._requests))
         for back in range(num_new, 0, -1):
             request = self._requests[-back]
-            took = None if request.joined_late else spent(request, objective.metric)
+            took = None if request.joined_late else breakdown(request, objective.metric)
             if took is not None and not beyond_ns(request, objective, took):
                 found.append(Peer(request, took, self._num - back))
         if len(self._compliant) >= _MOST_OBJECTIVES and objective not in self._compliant:
@@ -163,7 +163,7 @@ class Peers:
         return found
 
 
-def beyond_ns(request: Explained, objective: Objective, took: Spent) -> int:
+def beyond_ns(request: LedgerView, objective: LatencyLimit, took: MetricBreakdown) -> int:
     """Return the nanoseconds beyond the limit, summed over all gaps; 0 for none."""
     if objective.metric == "tbt":
         if request.longest_gap_ns <= objective.limit_ns:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.blame import Blame, unknown
 from inferscope.attribution.busy import Busy
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -180,7 +180,7 @@ class Replicas:
                     )
         return busy_ns, paused_ns
 
-    def blame_of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[Culprit, ...]:
+    def blame_of(self, slot: int, row_ns: dict[str, int], *, at_ns: int) -> tuple[BlameShare, ...]:
         """Return a request's blame; see `Blame.of`. It is unknown while its replica is."""
         if (blame := self.blame(slot)) is not None:
             return blame.of(slot, row_ns, at_ns=at_ns)

@@ -20,7 +20,7 @@ the last byte."""
 METRICS: tuple[Metric, ...] = ("ttft", "tbt", "tpot", "e2e", "delivered")
 
 
-class Explained(Protocol):
+class LedgerView(Protocol):
     """Finished request with its ledger, such as `collector.finals.FinalRequest`."""
 
     @property
@@ -80,7 +80,7 @@ class Explained(Protocol):
         """Return the longest gap in nanoseconds, 0 without gaps."""
 
 
-class Spent(msgspec.Struct, frozen=True):
+class MetricBreakdown(msgspec.Struct, frozen=True):
     """Time of one request under one metric."""
 
     whole_ns: int
@@ -88,31 +88,31 @@ class Spent(msgspec.Struct, frozen=True):
     by_cause: dict[str, int]
 
 
-def spent(request: Explained, metric: Metric) -> Spent | None:
+def breakdown(request: LedgerView, metric: Metric) -> MetricBreakdown | None:
     """Return the time that a metric covers, by cause; None if the request lacks the metric."""
     first_ns, last_ns = request.first_token_ns, request.last_token_ns
     arrived_ns, ledger_ns = request.arrived_ns, request.ledger_ns
     life_ns = request.delivered_ns - arrived_ns
     if metric == "delivered":
-        return Spent(life_ns, 1, ledger_ns)
+        return MetricBreakdown(life_ns, 1, ledger_ns)
     if request.is_in_one_piece and metric != "e2e":
         return None
     if first_ns is None or last_ns is None:
         # It is late by its whole time at least. If it joined late, its first token was not seen.
         is_known = metric == "ttft" and last_ns is None and not request.joined_late
-        return Spent(life_ns, 1, ledger_ns) if is_known else None
+        return MetricBreakdown(life_ns, 1, ledger_ns) if is_known else None
     if metric == "ttft":
-        return Spent(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
+        return MetricBreakdown(first_ns - arrived_ns, 1, request.ttft_ledger_ns)
     before = request.ttft_ledger_ns
     after = {cause: ns - before.get(cause, 0) for cause, ns in ledger_ns.items()}
     after = _without_tail(after, request.delivered_ns - last_ns)
     if metric == "e2e":
         whole = {cause: before.get(cause, 0) + after.get(cause, 0) for cause in before | after}
-        return Spent(last_ns - arrived_ns, 1, whole)
+        return MetricBreakdown(last_ns - arrived_ns, 1, whole)
     num_gaps = request.num_gaps if metric == "tbt" else request.output_tokens - 1
     if num_gaps < 1:
         return None
-    return Spent(last_ns - first_ns, num_gaps, after)
+    return MetricBreakdown(last_ns - first_ns, num_gaps, after)
 
 
 def _without_tail(ledger_ns: Mapping[str, int], tail_ns: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from inferscope.attribution.breach import Objective
+from inferscope.attribution.breach import LatencyLimit
 from inferscope.attribution.spent import Metric
 from inferscope.cli.numbers import latency_ns
 from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
@@ -94,14 +94,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _objectives(options: argparse.Namespace) -> tuple[Objective, ...]:
+def _objectives(options: argparse.Namespace) -> tuple[LatencyLimit, ...]:
     asked: list[tuple[Metric, int | None]] = [
         ("ttft", options.ttft),
         ("tbt", options.tbt),
         ("tpot", options.tpot),
         ("e2e", options.e2e),
     ]
-    return tuple(Objective(metric, limit_ns) for metric, limit_ns in asked if limit_ns is not None)
+    return tuple(
+        LatencyLimit(metric, limit_ns) for metric, limit_ns in asked if limit_ns is not None
+    )
 
 
 def place_of(target: str | None) -> RequestSource:

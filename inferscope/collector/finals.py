@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.rules import Components
 from inferscope.clock_skew import SkewedClock
@@ -168,7 +168,7 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """Of its prompt, where client or server said whose tokens are whose."""
     reasoning_tokens: int | None = None
     """Of its output; None where the engine does not tell."""
-    blame: tuple[Culprit, ...] = ()
+    blame: tuple[BlameShare, ...] = ()
     """Of the causes that lie with other requests, with whom; each cause's sum to its row. Empty
     where the fold has no sink that could take it."""
     prefill_work: PhaseWork = PhaseWork()

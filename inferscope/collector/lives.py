@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.ledger import (
     ABORTED,
     ADMITTED,
@@ -431,7 +431,7 @@ class Lives:
 
     def blame_of(
         self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
-    ) -> tuple[Culprit, ...]:
+    ) -> tuple[BlameShare, ...]:
         """Return the requests that one has waited for so far; see `ledger_of`."""
         ledger_ns = self.ledger_of(request, now_ns, unfolded=unfolded)
         return self.table.ledger.replicas.blame_of(request.slot, ledger_ns, at_ns=now_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.clock_skew import SkewedClock
 from inferscope.collector.counted import NOT_COUNTED, RequestCounters
 from inferscope.collector.finals import DeviceTime
@@ -117,7 +117,7 @@ class RequestRow:
     """Number of gaps that one entry of `gaps_ns` stands for."""
     trace: str = ""
     """W3C `traceparent`; only for the request in focus."""
-    blame: tuple[Culprit, ...] = ()
+    blame: tuple[BlameShare, ...] = ()
     """Requests that it waited for so far, by cause; only for the request in focus."""
     counters: RequestCounters = NOT_COUNTED
     """Counter values apportioned to it after its end."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import TableBounds, delays, prefills_of
-from inferscope.attribution.holds import Grip
+from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.marginal import BlameWeights, blame_weights
 from inferscope.attribution.split import Priced, padding_ns, price, shares_ns
 from inferscope.collector.rows import Columns
@@ -207,7 +207,7 @@ class _ModeSteps:
                 model,
                 tuple(islice(chunk_ns, num)),
                 each,
-                Grip(step.binding, step.block_tokens, tokens, contexts),
+                HeldResources(step.binding, step.block_tokens, tokens, contexts),
                 model.is_provisional,
             )
 

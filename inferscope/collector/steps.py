@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.busy import NEVER_NS
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.holds import Grip
+from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.ledger import Step
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.collector.clocks import DeviceClock
@@ -145,7 +145,7 @@ class SplitStep(msgspec.Struct, frozen=True, gc=False):
     """[chunks], their modelled parts, which were scaled to what was measured."""
     weights: BlameWeights | None = None
     """What each request is blamed with; None likewise."""
-    grip: Grip | None = None
+    grip: HeldResources | None = None
     """What the requests hold that keeps others out."""
     is_provisional: bool = False
     """The model in force was corrected by few steps only."""

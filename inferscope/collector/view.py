@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import ledger as states
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.collector import windows
 from inferscope.collector.admissible import num_admissible
 from inferscope.collector.counters_view import counters_view
@@ -376,7 +376,7 @@ def _requests(
 
 
 def _in_focus(
-    row: RequestRow, times_ns: array[int], trace: str, blame: tuple[Culprit, ...]
+    row: RequestRow, times_ns: array[int], trace: str, blame: tuple[BlameShare, ...]
 ) -> RequestRow:
     """Add what only the request that is looked at shows: its gaps, the longest of each cell."""
     row = replace(row, trace=trace, blame=blame)

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.spent import spent
+from inferscope.attribution.spent import breakdown
 from inferscope.collector.finals import FinalRequest
 from inferscope.findings.durations import Durations
 from inferscope.findings.tail import Tail
@@ -84,7 +84,7 @@ class RequestStats:
             self.reasoning_tokens += request.reasoning_tokens
             self.output_tokens_of_reasoners += request.output_tokens
         self._add_life(request)
-        before, after = spent(request, "ttft"), spent(request, "tpot")
+        before, after = breakdown(request, "ttft"), breakdown(request, "tpot")
         if before is not None and request.first_token_ns is not None:
             took, ttft_ns = before.by_cause, before.whole_ns
             self.before_ns.update(took)
@@ -102,7 +102,7 @@ class RequestStats:
             self.tbt_without_prefills.add_all(gaps_ns - prefills_ns)
 
     def _add_life(self, request: FinalRequest) -> None:
-        life = spent(request, "e2e") if request.finish in _ANSWERS else None
+        life = breakdown(request, "e2e") if request.finish in _ANSWERS else None
         if life is None:
             return
         self.life_ns.update(life.by_cause)

@@ -167,7 +167,7 @@ def _beyond(one: Objective, request: FinalRequest) -> Breach | None:
     """Return the miss of a threshold by a request; None without one."""
     if one.threshold_ns is None:
         return None
-    limit = breach.Objective(explained_metric(one, request), one.threshold_ns)
+    limit = breach.LatencyLimit(explained_metric(one, request), one.threshold_ns)
     return next(iter(breaches(request, (limit,))), None)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferscope.attribution.breach import Breach, Objective
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.breach import Breach, LatencyLimit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.parts import PromptPart
 from inferscope.attribution.spent import Metric
 from inferscope.collector.snapshot import RequestRow
@@ -168,9 +168,9 @@ class Facts:
     """Longest gap between two tokens; None with fewer than two."""
     parts: tuple[PromptPart, ...] = ()
     """Parts of its prompt, where client or server labelled them."""
-    blame: tuple[Culprit, ...] = ()
+    blame: tuple[BlameShare, ...] = ()
     """Requests that it waited for, by cause, with the client's names."""
-    objectives: tuple[Objective, ...] = ()
+    objectives: tuple[LatencyLimit, ...] = ()
     """Latency limits that were given; they are decided at its end."""
     met: tuple[Metric, ...] = ()
     """Metrics within their limits."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep
@@ -230,7 +230,7 @@ class RequestObserver:
         request = engine.lives.table.by_id.get(self._ref.request_id)
         return None if request is None else alive_row(engine, request)
 
-    def _blame(self, engine: EngineFold) -> tuple[Culprit, ...]:
+    def _blame(self, engine: EngineFold) -> tuple[BlameShare, ...]:
         lives = engine.lives
         if self._final is not None:
             culprits = self._final.blame

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from inferscope.attribution.breach import Objective, breaches, is_met
+from inferscope.attribution.breach import LatencyLimit, breaches, is_met
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import RecordingSource, RingSource
 from inferscope.errors import NotFound
@@ -58,7 +58,7 @@ class RequestSource:
         ref: RequestRef,
         refs: Iterable[RequestRef],
         *,
-        objectives: tuple[Objective, ...] = (),
+        objectives: tuple[LatencyLimit, ...] = (),
         promised: Objectives | None = None,
     ) -> Facts:
         """Fold the records until all facts of a request are known.
@@ -114,7 +114,7 @@ class RequestSource:
 def _judged(
     facts: Facts,
     final: FinalRequest | None,
-    objectives: tuple[Objective, ...],
+    objectives: tuple[LatencyLimit, ...],
     peers: tuple[FinalRequest, ...],
 ) -> Facts:
     """Add the objectives that were met and the reasons for the others."""

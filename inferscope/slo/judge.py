@@ -24,7 +24,7 @@ import msgspec
 from inferscope.attribution import breach
 from inferscope.attribution.breach import Breach, breaches
 from inferscope.attribution.peers import Peers, remembered
-from inferscope.attribution.spent import Explained, Metric
+from inferscope.attribution.spent import LedgerView, Metric
 from inferscope.slo.objectives import LATENCIES, Objective, Objectives
 from inferscope.slo.tally import SHED
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
@@ -225,7 +225,7 @@ class Judge:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def request(self, request: Explained, request_id: str, *, now_ns: int) -> Judged:
+    def request(self, request: LedgerView, request_id: str, *, now_ns: int) -> Judged:
         """Decide the remaining verdicts of a finished request; return all of them.
 
         Args:
@@ -276,10 +276,10 @@ class Judge:
         else:
             self._tally.decided(one, is_good)
 
-    def _explain(self, request: Explained, names: set[str], is_warm_up: bool) -> str | None:
+    def _explain(self, request: LedgerView, names: set[str], is_warm_up: bool) -> str | None:
         """Count the causes of a request's misses; return that of the worst."""
         limits = {
-            one.name: breach.Objective(explained_metric(one, request), one.threshold_ns)
+            one.name: breach.LatencyLimit(explained_metric(one, request), one.threshold_ns)
             for one in self._objectives
             if one.threshold_ns is not None
         }
@@ -346,12 +346,12 @@ def _is_in_one_piece(request: InFlight) -> bool:
     return request.attributes.get("stream", "").lower() == "false"
 
 
-def _is_latency(one: Objective, request: Explained) -> bool:
+def _is_latency(one: Objective, request: LedgerView) -> bool:
     """Return whether a result concerns latency; failures are never a warm-up's."""
     return one.metric in LATENCIES or (one.metric == "goodput" and request.finish not in FAILURES)
 
 
-def explained_metric(one: Objective, request: Explained) -> Metric:
+def explained_metric(one: Objective, request: LedgerView) -> Metric:
     """Return the metric whose interval explains an objective; without an end, the whole request."""
     assert one.metric != "availability"
     assert one.metric != "goodput"

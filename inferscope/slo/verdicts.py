@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from inferscope.attribution import breach
-from inferscope.attribution.spent import METRICS, Explained
+from inferscope.attribution.spent import METRICS, LedgerView
 from inferscope.slo.objectives import Metric, Objective
 
 ANSWERS = frozenset({"stop", "length"})
@@ -38,7 +38,7 @@ class Judged(msgspec.Struct, frozen=True, gc=False):
 
 
 def verdict(
-    request: Explained, metric: Metric, limit_ns: int | None, *, has_missed: bool = False
+    request: LedgerView, metric: Metric, limit_ns: int | None, *, has_missed: bool = False
 ) -> bool | None:
     """Return whether a finished request was good; None if it does not count.
 
@@ -67,7 +67,7 @@ def verdict(
     return _gaps(request, limit_ns) if metric == "tbt" else _mean_gap(request, limit_ns)
 
 
-def _first_token(request: Explained, limit_ns: int) -> bool | None:
+def _first_token(request: LedgerView, limit_ns: int) -> bool | None:
     if request.is_in_one_piece:
         return None
     if request.first_token_ns is not None:
@@ -78,7 +78,7 @@ def _first_token(request: Explained, limit_ns: int) -> bool | None:
     return False if request.delivered_ns - request.arrived_ns > limit_ns else None
 
 
-def _whole(request: Explained, limit_ns: int) -> bool | None:
+def _whole(request: LedgerView, limit_ns: int) -> bool | None:
     if request.finish in ANSWERS:
         last_ns = request.last_token_ns
         end_ns = request.delivered_ns if last_ns is None else last_ns
@@ -86,7 +86,7 @@ def _whole(request: Explained, limit_ns: int) -> bool | None:
     return False if request.delivered_ns - request.arrived_ns > limit_ns else None
 
 
-def _gaps(request: Explained, limit_ns: int) -> bool | None:
+def _gaps(request: LedgerView, limit_ns: int) -> bool | None:
     if request.longest_gap_ns > limit_ns:
         return False
     if request.finish in ANSWERS:
@@ -97,14 +97,14 @@ def _gaps(request: Explained, limit_ns: int) -> bool | None:
     return False if is_late else None
 
 
-def _mean_gap(request: Explained, limit_ns: int) -> bool | None:
+def _mean_gap(request: LedgerView, limit_ns: int) -> bool | None:
     first_ns, last_ns, num = request.first_token_ns, request.last_token_ns, request.output_tokens
     if request.finish not in ANSWERS or first_ns is None or last_ns is None or num < 2:
         return None
     return last_ns - first_ns <= (num - 1) * limit_ns
 
 
-def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.Objective, ...]:
+def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.LatencyLimit, ...]:
     """Return the thresholds among objectives, the strictest of each metric."""
     limits_ns: dict[str, int] = {}
     for one in objectives:
@@ -113,11 +113,11 @@ def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.Objective, .
                 one.threshold_ns, limits_ns.get(one.metric, one.threshold_ns)
             )
     return tuple(
-        breach.Objective(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
+        breach.LatencyLimit(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
     )
 
 
-def judged(request: Explained, objectives: Iterable[Objective]) -> dict[str, bool]:
+def judged(request: LedgerView, objectives: Iterable[Objective]) -> dict[str, bool]:
     """Return good or bad by name for the objectives that count, of those in force for its model."""
     objectives = tuple(objectives)
     results: dict[str, bool] = {}

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from inferscope.attribution import holds
 from inferscope.attribution.blame import BLAMED, Blame
 from inferscope.attribution.counterfactual import Delay, delays
-from inferscope.attribution.culprits import NUM_NAMED, Culprit
-from inferscope.attribution.holds import Grip
+from inferscope.attribution.culprits import NUM_NAMED, BlameShare
+from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.ledger import (
     ABORTED,
     ADMITTED,
@@ -43,7 +43,7 @@ def by_cause(row: Ints) -> dict[str, int]:
     return {cause: ns for cause, ns in zip(CAUSES, row.tolist(), strict=True) if ns}
 
 
-def of_cause(culprits: tuple[Culprit, ...], cause: str) -> dict[str | None, int]:
+def of_cause(culprits: tuple[BlameShare, ...], cause: str) -> dict[str | None, int]:
     return {name: ns for told, name, ns in culprits if told == cause}
 
 
@@ -90,7 +90,7 @@ class Bench:
         took_ns = np.array([end_ns - start_ns])
         weights = blame_weights(priced)
         found = delays(priced, took_ns, took_ns / priced.modelled_ns)[0]
-        grip = Grip(binding, 16, counts, before)
+        grip = HeldResources(binding, 16, counts, before)
         self.ledger.step(
             Step(
                 np.array(slots), delay or found, start_ns, end_ns,
@@ -109,7 +109,7 @@ class Bench:
         up_to_first, after = self.ledger.rows_of(slot, is_streamed=True)
         return by_cause(up_to_first + after)
 
-    def of(self, slot: int, at_ns: int = 0) -> tuple[Culprit, ...]:
+    def of(self, slot: int, at_ns: int = 0) -> tuple[BlameShare, ...]:
         return self.ledger.replicas.blame_of(slot, self.row(slot), at_ns=at_ns)
 
 
@@ -126,7 +126,7 @@ class Bench:
         ("none", {"r1": 1950, "r2": 1950, "r3": 5100}),
     ],
 )
-def test_what_was_scarce_says_who_is_to_blame(binding: str, expected: dict[str, int]) -> None:
+def test_scarce_resource_determines_the_blame(binding: str, expected: dict[str, int]) -> None:
     bench = Bench()
     for slot in (1, 2, 3):
         bench.begin(slot, 0, RUNNING)
@@ -144,7 +144,7 @@ def test_what_was_scarce_says_who_is_to_blame(binding: str, expected: dict[str, 
     assert of_cause(bench.of(4), "queue") == expected
 
 
-def test_alone_in_the_queue_one_blames_just_those_who_held_the_slots_and_only_meanwhile() -> None:
+def test_a_request_alone_in_the_queue_blames_only_the_slot_holders_of_its_wait() -> None:
     bench = Bench()
     bench.begin(1, 0, RUNNING)
     bench.begin(2, 0, RUNNING)
@@ -155,7 +155,7 @@ def test_alone_in_the_queue_one_blames_just_those_who_held_the_slots_and_only_me
     bench.step([1], 7_000, 9_000, binding="slots")
     bench.admit(3, 8_000)  # while it is still being executed
     assert bench.row(3) == {"queue": 4_000, "queue_idle": 1_000}
-    assert bench.of(3) == (Culprit("queue", "r1", 2_500), Culprit("queue", "r2", 1_500))
+    assert bench.of(3) == (BlameShare("queue", "r1", 2_500), BlameShare("queue", "r2", 1_500))
 
 
 def test_all_holders_of_slots_are_blamed_though_some_are_in_no_step() -> None:
@@ -182,7 +182,7 @@ def test_a_wait_that_is_reported_late_finds_its_culprits() -> None:
     assert of_cause(bench.of(4), "queue") == {"r1": 4_000, "r2": 4_000}
 
 
-def test_nobody_is_blamed_while_the_device_idles() -> None:
+def test_idle_time_of_the_device_has_no_blame() -> None:
     bench = Bench()
     bench.begin(1, 0)
     bench.admit(1, 50_000)
@@ -190,7 +190,7 @@ def test_nobody_is_blamed_while_the_device_idles() -> None:
     assert bench.of(1) == ()
 
 
-def test_who_still_waits_can_be_told_whom_for() -> None:
+def test_blame_of_a_waiting_request_can_be_read() -> None:
     bench = Bench()
     bench.begin(1, 0, RUNNING)
     bench.begin(2, 0)
@@ -200,7 +200,7 @@ def test_who_still_waits_can_be_told_whom_for() -> None:
     assert row == {"queue": 4_000}
     for _ in range(2):  # asking changes nothing
         assert bench.ledger.replicas.blame_of(2, row, at_ns=4_000) == (
-            Culprit("queue", "r1", 4_000),
+            BlameShare("queue", "r1", 4_000),
         )
 
 
@@ -495,7 +495,7 @@ def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:
     assert of_cause(bench.of(3), "decode_co_batched") == {"r1": 100_000}
 
 
-def test_who_runs_on_another_rank_is_no_companion() -> None:
+def test_a_request_on_another_rank_is_not_blamed() -> None:
     bench = Bench(model=model_of(per_token_ns=100_000.0, fixed_ns=1_000_000.0))
     for slot in (1, 2, 3, 4):
         bench.begin(slot, 0, RUNNING, dp_rank=slot // 3)
@@ -506,7 +506,7 @@ def test_who_runs_on_another_rank_is_no_companion() -> None:
     assert of_cause(bench.of(4), "decode_co_batched") == {"r3": 300_000}
 
 
-def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
+def test_a_preempted_request_blames_the_block_holders_of_that_time() -> None:
     bench = Bench()
     for slot in (1, 2, 3):
         bench.begin(slot, 0, RUNNING)
@@ -514,8 +514,8 @@ def test_who_lost_its_blocks_blames_those_who_had_some_then() -> None:
     bench.ledger.note(3, PREEMPTED, 1_000)
     bench.step([1, 2], 1_000, 2_000)
     assert bench.ledger.replicas.blame_of(3, {"preempted": 400}, at_ns=1_400) == (
-        Culprit("preempted", "r2", 300),
-        Culprit("preempted", "r1", 100),
+        BlameShare("preempted", "r2", 300),
+        BlameShare("preempted", "r1", 100),
     )
     bench.admit(3, 9_000)
     assert of_cause(bench.of(3), "preempted") == {"r1": 2_000, "r2": 6_000}
@@ -667,7 +667,7 @@ def test_a_hundred_thousand_may_wait() -> None:
         assert told.get(None, 0) <= ns / 50  # old marks are thinned out
 
 
-def test_who_held_most_is_remembered_however_many_come_after() -> None:
+def test_the_largest_holder_is_kept_for_any_number_of_later_requests() -> None:
     bench = Bench()
     bench.begin(1, 0, RUNNING)
     bench.begin(63, 0)

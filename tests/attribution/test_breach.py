@@ -15,7 +15,7 @@ from inferscope.attribution.breach import (
     is_met,
     top_cause,
 )
-from inferscope.attribution.spent import METRICS, Explained, Metric
+from inferscope.attribution.spent import METRICS, LedgerView, Metric
 from inferscope.records import CAUSES
 
 MS = 1_000_000
@@ -82,7 +82,7 @@ class Lived:
         return max(self.tbt_ns, default=0)
 
 
-_lived: Explained = Lived({})  # the protocol is met
+_lived: LedgerView = Lived({})  # the protocol is met
 
 amounts = st.dictionaries(st.sampled_from(CAUSES), st.integers(1, 10**10), min_size=1, max_size=8)
 lives = st.builds(
@@ -204,7 +204,7 @@ def test_without_peers_the_only_cause_that_suffices_is_named_and_of_two_none() -
     assert top_cause(life, [Objective("ttft", 500 * MS)]) == "queue"
 
 
-def test_nobody_is_to_blame_for_what_was_not_seen() -> None:
+def test_unobserved_time_has_no_top_cause() -> None:
     life = Lived({"queue": 105 * MS}, joined_late=True, unseen_ns=100 * MS)
     assert breach_of(life, "ttft", 201 * MS).top is None
     assert (

@@ -124,7 +124,7 @@ def test_a_bound_of_the_prefill_is_interference_by_the_decodes() -> None:
     assert delay.bounded_ns == before.own_ns[0] - delay.own_ns[0]
 
 
-def test_a_decode_alone_waits_for_nobody() -> None:
+def test_a_decode_alone_has_only_own_time() -> None:
     case = Case([(1, 900, False, 0)])
     delay = case.explain(round(case.modelled_ns))
     assert delay.own_ns[0] == pytest.approx(case.modelled_ns, abs=1)
@@ -187,7 +187,7 @@ def test_a_model_that_says_nothing_explains_nothing() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(any_model, batches(), st.data())
-def test_each_class_is_told_what_the_step_takes_with_it_alone(
+def test_class_times_are_those_of_the_step_with_one_class_alone(
     model: StepModel, batch: StepTable, data: st.DataObject
 ) -> None:
     num = len(batch.context)

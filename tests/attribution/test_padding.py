@@ -24,7 +24,7 @@ def test_padding_is_paid_as_the_shapley_value_says(visible: list[int]) -> None:
 
 @settings(max_examples=80)
 @given(lengths)
-def test_levels_are_shared_by_those_who_reach_them(heights: list[int]) -> None:
+def test_each_level_is_shared_by_the_players_that_reach_it(heights: list[int]) -> None:
     exact = shapley(lambda members: max((heights[m] for m in members), default=0), len(heights))
     np.testing.assert_allclose(airport(np.array(heights, dtype=np.float64)), exact, rtol=1e-9)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.attribution.parts import OUTPUT, PromptCost, PromptPart, stretches
+from inferscope.attribution.parts import OUTPUT, PromptCost, PromptPart, part_spans
 from inferscope.cost.flops import FlopRates, flop_rates
 from inferscope.records import Shape
 
@@ -64,7 +64,7 @@ class Life:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> Life:
+def life_cases(draw: st.DrawFn) -> Life:
     """Any chunking behind any cache, with what preemptions threw away computed again."""
     told = draw(TOLD)
     off = draw(st.integers(-10, 10))
@@ -108,7 +108,7 @@ def by_token(life: Life) -> dict[str, float]:
     return spent
 
 
-@given(lives(), st.integers(0, 10**12))
+@given(life_cases(), st.integers(0, 10**12))
 def test_parts_sum_to_what_the_request_was_charged_whatever_was_chunked_cached_or_lost(
     life: Life, ttft_own_ns: int
 ) -> None:
@@ -128,7 +128,7 @@ def test_parts_sum_to_what_the_request_was_charged_whatever_was_chunked_cached_o
     assert len(set(names)) == len(names)
 
 
-@given(lives())
+@given(life_cases())
 def test_each_part_pays_for_its_own_positions(life: Life) -> None:
     expected = by_token(life)
     for part in life.parts():
@@ -137,14 +137,14 @@ def test_each_part_pays_for_its_own_positions(life: Life) -> None:
     assert sum(expected.values()) == 0
 
 
-@given(lives())
+@given(life_cases())
 def test_what_came_from_the_cache_costs_nothing(life: Life) -> None:
     for part in life.parts(ttft_own_ns=10**6):
         if part.cached_tokens == part.tokens and not part.recomputed_tokens:
             assert (part.compute_ns, part.ttft_ns or 0, part.flops) == (0, 0, 0)
 
 
-@given(lives(), st.data())
+@given(life_cases(), st.data())
 def test_a_part_cut_in_two_costs_what_it_cost_whole(life: Life, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(life.told) - 1))
     name, tokens = life.told[at]
@@ -206,7 +206,7 @@ def test_a_prompt_that_was_labelled_after_its_first_chunk_has_no_parts() -> None
         ([("user", 7)], 0, []),
     ],
 )
-def test_what_is_told_is_laid_over_the_prompt_and_no_further(
+def test_declared_parts_cover_the_prompt_and_no_more(
     told: list[tuple[str, int]], prompt_tokens: int, laid: list[tuple[str, int]]
 ) -> None:
-    assert stretches(told, prompt_tokens) == laid
+    assert part_spans(told, prompt_tokens) == laid

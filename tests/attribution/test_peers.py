@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.attribution.breach import Objective, breaches
-from inferscope.attribution.peers import Peers, Remembered, remembered
+from inferscope.attribution.breach import LatencyLimit, breaches
+from inferscope.attribution.peers import PeerRecord, Peers, remembered
 from tests.attribution.test_breach import MS, Lived, lives
 
 objectives = st.builds(
-    Objective, st.sampled_from(("ttft", "tbt", "tpot", "e2e")), st.integers(1, 10**10)
+    LatencyLimit, st.sampled_from(("ttft", "tbt", "tpot", "e2e")), st.integers(1, 10**10)
 )
 
 
@@ -23,7 +23,7 @@ objectives = st.builds(
     most=st.integers(1, 12),
 )
 def test_kept_peers_explain_a_breach_as_a_list_of_the_newest_does(
-    came: list[tuple[Lived, int]], asked: list[Objective], most: int
+    came: list[tuple[Lived, int]], asked: list[LatencyLimit], most: int
 ) -> None:
     peers, seen = Peers(most=most), list[Lived]()
     for number, (life, arrived_ns) in enumerate(came):
@@ -43,7 +43,7 @@ def test_kept_peers_explain_a_breach_as_a_list_of_the_newest_does(
     slow=lives,
 )
 def test_what_is_remembered_of_peers_explains_a_breach_as_they_do(
-    came: list[Lived], asked: list[Objective], slow: Lived
+    came: list[Lived], asked: list[LatencyLimit], slow: Lived
 ) -> None:
     assert breaches(slow, asked, [remembered(life) for life in came]) == breaches(slow, asked, came)
 
@@ -52,15 +52,15 @@ def test_what_is_remembered_of_peers_explains_a_breach_as_they_do(
 def test_what_is_remembered_is_all_of_a_request_but_for_its_gaps(num_gaps: int) -> None:
     life = Lived({"queue": 3, "prefill_own": 1 << 40}, {"decode_own": 5 * MS}, num_gaps=num_gaps)
     kept = remembered(life)
-    for name in Remembered.__struct_fields__[:-2]:
+    for name in PeerRecord.__struct_fields__[:-2]:
         assert getattr(kept, name) == getattr(life, name)
     assert kept.ledger_ns == life.ledger_ns
     assert kept.ttft_ledger_ns == life.ttft_ledger_ns
     assert kept.tbt_ns == life.tbt_ns[:1]
 
 
-def test_who_met_the_objective_is_told_until_newer_ones_have_come() -> None:
-    limit = Objective("ttft", 5 * MS)
+def test_compliant_peers_are_kept_until_newer_ones_replace_them() -> None:
+    limit = LatencyLimit("ttft", 5 * MS)
     peers = Peers(most=3)
     met = [Lived({"queue": 4 * MS}, arrived_ns=at) for at in range(5)]
     for request in met:

@@ -63,7 +63,7 @@ def test_no_rate_is_negative_and_the_others_make_do() -> None:
     assert found.of(0) == pytest.approx(alone)
 
 
-def test_columns_that_rise_and_fall_together_cannot_be_told_apart() -> None:
+def test_correlated_columns_have_no_estimate() -> None:
     draw = np.random.default_rng(5)
     first = draw.uniform(1, 2, 200)
     alike = np.stack([first, 0.3 * first + draw.normal(0, 0.003, 200)], axis=1)

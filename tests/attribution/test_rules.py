@@ -68,7 +68,7 @@ def unions_of(batch: StepTable, prefills: list[int]) -> list[tuple[int, ...]]:
 
 @settings(max_examples=60)
 @given(st.sampled_from(RULES), any_model, mixed(chunks=(0, 8), singles=(0, 80)))
-def test_a_rule_divides_the_whole_step_and_charges_nobody_below_nothing(
+def test_a_rule_divides_the_whole_step_into_nonnegative_parts(
     rule: str, model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
@@ -94,7 +94,7 @@ def test_requests_alike_pay_alike_by_any_rule(
 
 @settings(max_examples=60)
 @given(st.sampled_from((*RULES, *COLUMNS)), mixed())
-def test_who_adds_nothing_to_any_batch_pays_its_own_by_any_rule(
+def test_a_request_that_adds_nothing_pays_its_own_by_any_rule(
     rule: str, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
@@ -181,7 +181,7 @@ def test_phase_is_the_owen_value_of_the_definition(
 
 @settings(max_examples=30)
 @given(any_model, mixed(chunks=(0, 3), singles=(0, 3)))
-def test_the_owen_value_is_the_mean_over_orders_in_which_phases_stay_together(
+def test_the_owen_value_is_the_mean_over_orders_with_contiguous_phases(
     model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
@@ -192,7 +192,7 @@ def test_the_owen_value_is_the_mean_over_orders_in_which_phases_stay_together(
 
 @settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 6), singles=(0, 60)))
-def test_no_phase_pays_more_than_alone_if_phases_are_cheaper_together(
+def test_no_phase_pays_more_than_alone_if_phases_are_cheaper_combined(
     model: StepModel, step: tuple[StepTable, list[int]]
 ) -> None:
     batch, prefills = step
@@ -294,7 +294,7 @@ def test_token_is_the_aumann_shapley_price_by_integration(
 
 @settings(max_examples=40)
 @given(any_model, batches(chunks=(1, 4)), st.data())
-def test_cutting_a_request_in_two_changes_nobody_else_s_price(
+def test_cutting_a_request_in_two_changes_no_other_price(
     model: StepModel, batch: StepTable, data: st.DataObject
 ) -> None:
     """Pieces of two tokens and more: one token is a decode to the model, and padded as such."""

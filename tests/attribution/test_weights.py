@@ -108,7 +108,7 @@ def test_shares_of_many_steps_are_the_same(
         assert of.tolist() == pytest.approx(expected.tolist(), abs=3 * len(of) + 1, rel=1e-9)
 
 
-def test_who_brings_more_tokens_reads_more_experts_and_alike_read_alike() -> None:
+def test_requests_with_more_tokens_read_more_experts_and_equal_ones_the_same() -> None:
     tokens, sampled = columns([(1, 0), (8, 0), (1, 0), (90, 0)])
     shares = weight_shares(EXPERTS._replace(layers=0, head=0), tokens, sampled)
     assert shares[0] <= shares[1] <= shares[3]

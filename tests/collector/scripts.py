@@ -11,7 +11,7 @@ import numpy as np
 
 from inferscope.attribution.blame import BLAMED
 from inferscope.attribution.rules import RULES, price_steps, shares_ns
-from inferscope.attribution.spent import METRICS, spent
+from inferscope.attribution.spent import METRICS, breakdown
 from inferscope.collector.finals import FinalRequest, FinalStep
 from inferscope.collector.fold import READER, Collector
 from inferscope.collector.joins import ARRIVALS_NS
@@ -355,7 +355,7 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
             ttft_ns = final.first_token_ns - final.arrived_ns
             assert sum(final.ttft_ledger_ns.values()) == ttft_ns, final
         for metric in METRICS:
-            took = None if final.ledger_missing else spent(final, metric)
+            took = None if final.ledger_missing else breakdown(final, metric)
             if took is not None:
                 assert min([0, *took.by_cause.values()]) == 0
                 assert sum(took.by_cause.values()) == took.whole_ns, (metric, final)

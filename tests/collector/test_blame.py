@@ -10,7 +10,7 @@ import pytest
 from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.source import RingSource
 from inferscope.collector.view import snapshot
@@ -22,7 +22,7 @@ from tests.collector.scripts import MS, Finals, Script, assert_all_closes
 from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
-def most(final: FinalRequest, cause: str) -> Culprit:
+def most(final: FinalRequest, cause: str) -> BlameShare:
     """Return who is blamed for most of a cause."""
     told = [one for one in final.blame if one.cause == cause and one.request_id is not None]
     assert told == sorted(told, key=lambda one: -one.ns)
@@ -332,7 +332,7 @@ def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
     collector, _ = script.play(until_ms=400)
     view = snapshot(collector, window_ns=10**9, mode="live", focus="waiting")
     rows = {row.request_id: row for row in view.engines[0].requests}
-    assert rows["waiting"].blame == (Culprit("queue", "running", 20 * MS),)
+    assert rows["waiting"].blame == (BlameShare("queue", "running", 20 * MS),)
     assert rows["running"].blame == ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.collector import joins
 from inferscope.collector.finals import FinalRequest
 from inferscope.collector.joins import OVERDUE_NS
@@ -254,7 +254,7 @@ def test_the_queue_behind_a_long_step_is_blamed_on_the_request_that_runs() -> No
     collector, finals = script.play(until_ms=17_000)
     final = of(finals, "waits")
     assert final.ledger_ns["queue"] == 14_989 * MS
-    assert final.blame == (Culprit("queue", "runs", 14_989 * MS),)
+    assert final.blame == (BlameShare("queue", "runs", 14_989 * MS),)
     assert_all_closes(collector, finals)
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.collector.fold import READER
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.view import snapshot
@@ -218,7 +218,7 @@ def test_what_a_request_waited_for_before_its_engine_was_lost_keeps_its_cause(
     assert rows["preempted"] == {"preempted": held_ns, "cpu_gap": round(0.5 * MS)}
     assert rows["admitted"] == {"not_scheduled": busy_ns, "cpu_gap": idle_ns}
     blame = {final.request_id: final.blame for final in finals.requests}
-    assert blame["queued 0"] == (Culprit("queue", "runs 0", busy_ns),)
+    assert blame["queued 0"] == (BlameShare("queue", "runs 0", busy_ns),)
 
 
 def test_of_two_replicas_the_wait_for_the_lost_one_keeps_its_cause() -> None:

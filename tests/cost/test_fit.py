@@ -59,7 +59,7 @@ def test_noise_of_the_steps_does_not_become_noise_of_the_model(noise: float) -> 
     assert median_error(model, truth, list(traffic(random.Random(9), 400))) < 0.05
 
 
-def test_padding_to_the_longest_context_is_told_from_attention_itself() -> None:
+def test_the_fit_separates_padding_to_the_longest_context_from_attention() -> None:
     all_padded, none = (
         fitted(Truth(random.Random(2), padded_share=share), 2)[1] for share in (1.0, 0.0)
     )
@@ -299,7 +299,7 @@ def test_steps_of_which_none_is_of_another_s_size_are_learned_from() -> None:
     )
 
 
-def test_what_decoding_costs_once_is_told_from_what_every_step_costs() -> None:
+def test_the_fit_separates_the_fixed_decoding_cost_from_the_step_cost() -> None:
     truth = Truth(random.Random(6))
     once_ns = 8e5
     fit = OnlineFit("eager")

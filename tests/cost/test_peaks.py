@@ -30,7 +30,7 @@ from inferscope.cost.peaks import peaks_of
         ("AMD Instinct MI300X", 1307, 5300),
     ],
 )
-def test_devices_with_like_names_are_told_apart(
+def test_devices_with_similar_names_have_their_own_peaks(
     device: str, tflops: float, gbytes_s: float
 ) -> None:
     peaks = peaks_of(device)
@@ -38,7 +38,7 @@ def test_devices_with_like_names_are_told_apart(
     assert (peaks.bf16_flops_s / 1e12, peaks.memory_bytes_s / 1e9) == (tflops, gbytes_s)
 
 
-def test_a_device_nobody_knows_is_said_to_be_so() -> None:
+def test_an_unknown_device_is_reported_as_unknown() -> None:
     assert not peaks_of("NVIDIA Z9000").is_known
     assert not peaks_of("NVIDIA A1000").is_known
 

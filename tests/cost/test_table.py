@@ -82,7 +82,7 @@ def test_measured_rates_replace_the_maker_s_and_measured_steps_replace_both() ->
     assert book.mode("graph").model.fit_id == "rates of another day"
 
 
-def test_what_a_device_s_memory_can_do_is_told_by_its_maker_and_by_measurement() -> None:
+def test_memory_peaks_come_from_the_specification_and_from_measurement() -> None:
     book = CostBook()
     book.describe(CPU)
     assert book.memory_peaks == {}, "no CPU's maker is asked"
@@ -92,7 +92,7 @@ def test_what_a_device_s_memory_can_do_is_told_by_its_maker_and_by_measurement()
     assert book.memory_peaks == {"spec": 4.8e12, "measured": 7e9}
 
 
-def test_what_a_device_can_compute_is_told_in_what_the_model_computes_in() -> None:
+def test_compute_peaks_are_those_of_the_model_s_compute_format() -> None:
     book = CostBook()
     assert book.compute_peaks == {}, "of no model"
     h200 = EngineInfo(0, "test", device="NVIDIA H200")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.attribution.blame import BLAMED
-from inferscope.attribution.culprits import Culprit
+from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.parts import PromptPart
 from inferscope.collector.snapshot import RequestRow
 from inferscope.collector.source import RecordingSource
@@ -143,7 +143,11 @@ def test_queue_names_the_scarce_resource_and_its_holder() -> None:
         since_ns=5, until_ns=15, num_running=1, num_waiting=2, bindings={"slots": 1.0},
         prefill_ns=0, decode_ns=0, behind=(),
     )  # fmt: skip
-    blame = (Culprit("queue", "req-17", 6), Culprit("queue", "req-9", 3), Culprit("queue", None, 1))
+    blame = (
+        BlameShare("queue", "req-17", 6),
+        BlameShare("queue", "req-9", 3),
+        BlameShare("queue", None, 1),
+    )
     facts = replace(
         made({"queue": 10}, 0, is_over=True, joined_late=False), waiting=waiting, blame=blame
     )

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from inferscope.attribution.spent import spent
+from inferscope.attribution.spent import breakdown
 from inferscope.collector.finals import FinalRequest
 from inferscope.records import ADMITTED
 from tests.engine.server.running import Server, Stream
@@ -97,7 +97,7 @@ def test_rows_before_the_first_token_are_within_the_totals(
     assert sum(final.ttft_ledger_ns.values()) == final.first_token_ns - final.arrived_ns
     for cause, ns in final.ttft_ledger_ns.items():
         assert ns <= final.ledger_ns[cause], cause
-    after = spent(final, "tpot")
+    after = breakdown(final, "tpot")
     if after is not None:
         assert sum(after.by_cause.values()) == after.whole_ns
     blamed: Counter[str] = Counter()
