@@ -1,12 +1,12 @@
-"""What counters say of each request: its part of what its steps are found to have taken.
+"""Counter shares of requests: each request's part of the counter values of its steps.
 
-Samples come late, and a step has many requests. So what requests compute is noted down, and where
-each tenth of a second begins; when the samples of some tenths are in, each request's part of these
-is taken at the rates they show:
+Samples arrive late, and a step has many requests. A journal therefore records what requests compute
+and where each bucket of 100 ms begins. When the samples of a bucket have arrived, each request gets
+a share of their values:
 
-    by phase:   part = counted in the tenth · its time (its modelled bytes) / all time (all bytes)
+    by phase:   share = counted in the bucket · its time (modelled bytes) / all time (all bytes)
 
-A request that ends keeps its slot until all of its tenths are settled.
+An ended request keeps its slot until all of its buckets are settled.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ Floats = NDArray[np.float64]
 
 TENTH_NS = 100_000_000
 SM_ACTIVE, BUSY, ENERGY, READ, WRITE = range(5)
-"""What is counted: nanoseconds, nanoseconds, microjoules, bytes, bytes."""
+"""Counted quantities, in nanoseconds, nanoseconds, microjoules, bytes and bytes."""
 NUM_COUNTED = 5
 BY = (0, 0, 0, 1, 2)
-"""By which of a request's totals (time, bytes read, bytes written) each is given out."""
+"""Request total (time, bytes read, bytes written) by which each quantity is divided."""
 NUM_BY = 3
 _NUM_GIVEN = 2 * NUM_COUNTED * 3
 _BY_PHASE = np.repeat([phase * NUM_BY + by for phase in (0, 1) for by in BY], 3)
-"""[phases · counted · 3], which of a request's totals each is a part of."""
+"""[phases · counted · 3], index of the request total by which each value is divided."""
 _NO_RATES = (0.0, 0.0, 0.0)
 _AT_ONCE = 16
-"""Tenths that are summed up together: after a stall there are hundreds, of thousands of slots."""
+"""Most buckets summed in one array: after a stall there are hundreds, of thousands of slots."""
 _totalled = itemgetter(*TOTALLED)
 
 
 class Settled(NamedTuple):
-    """What samples say of the steps of one tenth: [phases · counted] each."""
+    """Sampled values of the steps of one bucket: [phases · counted] each."""
 
     values: Sequence[float]
     known: Sequence[float]
-    """Of the steps' totals those that samples cover."""
+    """Part of the steps' time or bytes that samples cover."""
     totals: Sequence[float]
-    """Of time or bytes of all steps."""
+    """Time or bytes of all steps."""
     blurred: Sequence[float]
-    """Of the values that which was divided over phases."""
+    """Part of the values that was divided over phases."""
 
     def rates(self, is_prefill_alone: bool, is_decode_alone: bool) -> list[float]:
-        """Return what requests get for each unit that they computed.
+        """Return the values that requests get per unit of time or bytes.
 
         Args:
-            is_prefill_alone: no two requests computed in that phase.
-            is_decode_alone: likewise.
+            is_prefill_alone: at most one request computed in prefill.
+            is_decode_alone: at most one request computed in decode.
 
         Returns:
-            [phases · counted · 3], what is given out; of what total; and how much of the first was
-            divided rather than measured.
+            [phases · counted · 3]: the value, the covered part of the total, and the part of the
+            value that was divided rather than measured.
         """
         rates: list[float] = []
         are_alone = [is_prefill_alone] * NUM_COUNTED + [is_decode_alone] * NUM_COUNTED
@@ -78,47 +78,47 @@ class Settled(NamedTuple):
 
 
 class Left(msgspec.Struct, frozen=True, gc=False):
-    """A request that has ended, as it waits for its tenths."""
+    """An ended request whose buckets are not all settled."""
 
     slot: int
     num_tenths: int
-    """Of all, up to the last that has a part of it."""
+    """Number of buckets begun by its end; all its compute is in them."""
     totals: tuple[int, ...]
-    """[phases · 3], all it computed."""
+    """[phases · 3], time in nanoseconds, bytes read and bytes written of the request."""
 
 
 class Accounts:
-    """The requests of one engine as they share what is counted.
+    """Division of one engine's counter values among its requests.
 
     Attributes:
-        last: the newest tenth that has begun, -1 where none has.
+        last: number of the newest bucket, -1 before the first.
     """
 
     def __init__(self, work: Work, free: deque[int]) -> None:
-        """Start with nobody.
+        """Start without requests.
 
         Args:
-            work: knows what requests compute.
-            free: takes the slots that nobody has a part in any more.
+            work: source of what requests compute.
+            free: receives the slots that no unsettled bucket refers to.
         """
         self._work = work
         self._free = free
         self._given = np.zeros((0, _NUM_GIVEN))
-        """[slots, phases · counted · 3], as `Settled.rates` has it."""
+        """[slots, phases · counted · 3], sums in the layout of `Settled.rates`."""
         self._numbers: deque[int] = deque()
-        """Of the tenths that are not settled."""
+        """Numbers of the unsettled buckets."""
         self._ends: list[int] = []
-        """In the journal, of those of them that are over."""
+        """Journal positions at which the unsettled buckets that are over end."""
         self._waiting: set[int] = set()
-        """Slots of requests that have ended, and are not told what they are given."""
+        """Slots of ended requests whose values have not been taken."""
         self._resting: deque[tuple[int, int]] = deque()
-        """Slots of requests that are gone, after how many of all tenths they may be free."""
+        """Slots of removed requests, each with the number of settled buckets that frees it."""
         self._num_begun = self._num_settled = 0
-        """Tenths."""
+        """Buckets begun, buckets settled."""
         self.last = -1
 
     def reach(self, number: int) -> None:
-        """Begin a tenth, if it is a new one."""
+        """Begin a bucket unless it has begun."""
         if number <= self.last:
             return
         journal = self._work.journal
@@ -133,37 +133,37 @@ class Accounts:
         self._num_begun += 1
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Extend the columns to `num_slots` slots."""
         more = np.zeros((num_slots - len(self._given), _NUM_GIVEN))
         self._given = np.concatenate([self._given, more])
 
     def leave(self, slot: int, at_ns: int, prefill: list[int], decode: list[int]) -> Left:
-        """End a request; call before its slot is freed.
+        """End a request; call this before its slot is freed.
 
         Args:
-            slot: the request's.
-            at_ns: when it ended. A tenth that began since has nothing of its.
-            prefill: all that it computed, by column.
-            decode: the same.
+            slot: its slot.
+            at_ns: time of its end; buckets that began later hold nothing of it.
+            prefill: its prefill totals, by column.
+            decode: its decode totals, by column.
         """
         self._waiting.add(slot)
         num_tenths = self._num_begun - sum(number * TENTH_NS > at_ns for number in self._numbers)
         return Left(slot, num_tenths, _totalled(prefill) + _totalled(decode))
 
     def free(self, slot: int) -> None:
-        """Give a slot back, as soon as no tenth that is not settled has a part of its."""
+        """Return a slot to the free list once no unsettled bucket refers to it."""
         if slot not in self._waiting:
             self._rest(slot, self._num_begun)
 
     def is_settled(self, left: Left) -> bool:
-        """Tell whether a request's part is known of all that it computed."""
+        """Return whether all buckets of an ended request are settled."""
         return left.num_tenths <= self._num_settled
 
     def take(self, left: Sequence[Left]) -> list[list[float]]:
-        """Return what requests that have ended are given, and give their slots back.
+        """Return the values of ended requests, and release their slots.
 
         Returns:
-            for each [phases · counted · 3], as `Settled.rates` has it.
+            [phases · counted · 3] of each request, in the layout of `Settled.rates`.
         """
         given: list[list[float]] = self._given[[each.slot for each in left]].tolist()
         for each in left:
@@ -179,17 +179,17 @@ class Accounts:
         self._free.append(slot)
 
     def open(self) -> list[int]:
-        """Return the tenths that are not settled, oldest first."""
+        """Return the numbers of the unsettled buckets, oldest first."""
         return list(self._numbers)
 
     def settle(self, settled: Sequence[Settled]) -> None:
-        """Give out the oldest tenths."""
+        """Divide the values of the oldest buckets among their requests."""
         for at in range(0, len(settled), _AT_ONCE):
             self._settle(settled[at : at + _AT_ONCE])
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         num, journal = len(settled), self._work.journal
-        assert journal is not None  # a tenth has begun
+        assert journal is not None  # a bucket has begun
         if num > len(self._ends):
             self._ends.append(len(journal.rows))
         slots, amounts = journal.sum_up(self._ends[:num], len(self._given))
@@ -209,7 +209,7 @@ class Accounts:
             self._rest(self._resting.popleft()[1], 0)
 
     def stop(self) -> None:
-        """Leave open what is open: nobody counts any more."""
+        """Drop the unsettled buckets: no sampler runs any more."""
         self._numbers.clear()
         self._ends.clear()
         self._work.journal = None

@@ -1,7 +1,7 @@
-"""What the rows of a window's steps compute and move, by the model of FLOPs and bytes: as columns.
+"""Modelled FLOPs and bytes of the rows of a window's steps, as columns.
 
-A row is one phase of one request in one step. Whether requests decode, prefill, draft or verify in
-it makes no difference but for what is wasted, and for drafts, which are another model's.
+A row is one phase of one request in one step. Decode, prefill, drafting and verification count
+alike, except for wasted tokens, and for drafts, which another model computes.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Ints = NDArray[np.int64]
 
 
 class Counted(NamedTuple):
-    """What the rows of some steps compute."""
+    """Amounts that the rows of some steps compute."""
 
     phases: Ints
     """[rows], 0 for prefill and 1 for decode."""
     amounts: Ints
     """[columns, rows]."""
     moved: Ints
-    """[steps, 6], of each what `Moved` has."""
+    """[steps, 6], in the layout of `Moved`."""
 
 
 def count_rows(
     columns: Columns, shares_ns: Ints, slices: Sequence[StepSlices], rates: Rates | None
 ) -> Counted:
-    """Return what the rows of split steps compute.
+    """Return the amounts that the rows of split steps compute.
 
     Args:
         columns: the rows.
-        shares_ns: [rows], over all ranks.
-        slices: [steps], as they were recorded.
-        rates: of the model's shape; None where its work is not counted.
+        shares_ns: [rows], time over all ranks.
+        slices: [steps], their recorded slices.
+        rates: rates of the model's shape; None if its work is not counted.
     """
     tokens, contexts, sampled = columns.tokens, columns.contexts, columns.sampled
     amounts = np.zeros((NUM_COLUMNS, len(tokens)), dtype=np.int64)
@@ -90,11 +90,11 @@ def count_rows(
 
 
 def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
-    """Return how many of each row's tokens were drafts that the target model did not take."""
+    """Return the number of each row's tokens that were drafts the target model rejected."""
     num, dtype = len(tokens), np.dtype(COLUMNS["proposed"])
     size = num * dtype.itemsize
     if len(slices.proposed) != size or len(slices.accepted) not in (0, size):
-        return np.zeros(num, dtype=np.int64)  # nothing was proposed, or not known in which rows
+        return np.zeros(num, dtype=np.int64)  # no proposals, or their rows are unknown
     proposed = np.frombuffer(slices.proposed, dtype=dtype).astype(np.int64)
     accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
     rejected: Ints = np.clip(proposed - accepted, 0, tokens)
@@ -102,7 +102,7 @@ def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
 
 
 def _weights(columns: Columns, tokens: Ints, weights: WeightBytes) -> Ints:
-    """Return what each row reads of the weights, by the tokens that are of this model: [rows]."""
+    """Return the weight bytes that each row reads, by its tokens of this model: [rows]."""
     is_whole = tokens > 0
     if columns.member is None and is_whole.all():
         return plain_shares(weights, columns.table)

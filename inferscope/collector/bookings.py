@@ -1,4 +1,4 @@
-"""Where a final step goes: its requests' cells, the devices, the windows, the digest, the sinks."""
+"""Booking of final steps in requests' cells, devices, windows, the digest and sinks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Bytes = NDArray[np.uint8]
 
 
 class Bookings:
-    """Books the split steps of one engine; every nanosecond of a step goes to one place in each.
+    """Booker of one engine's split steps; each account books every nanosecond of a step once.
 
     Attributes:
-        ranks: the devices' time, by ring.
-        first_ns: where it starts.
+        ranks: device time, by ring.
+        first_ns: start of the device time.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Bookings:
         self.ranks: dict[int, RankTime] = {}
         self.first_ns = 0
         self._last_ids: tuple[Ints | None, int, tuple[str, ...]] = (None, 0, ())
-        """Slots, when that was, and whose they were."""
+        """Last slots, `num_changes` of the table then, and the IDs of their requests."""
         self._mixed_slots, self._mixed_bytes = NO_ROWS, b""
-        """Whose shares the digest takes now."""
+        """Slots that the digest has hashed last, and their bytes."""
 
     def begin(self, step: Joined) -> None:
-        """Open a split step in the ledgers, and book it with the devices that executed it."""
+        """Open a split step in the ledgers, and book it for the devices that executed it."""
         split = step.split
         assert split is not None  # its window is split before facts are taken
         for span, prefill_ns, padding_ns, unattributed_ns in zip(
@@ -66,11 +66,11 @@ class Bookings:
         self._lives.open_step(step.run, split, step.planned_ns)
 
     def book(self, steps: Sequence[Joined], columns: Columns) -> None:
-        """Add split steps to their requests, the windows and the digest; note prefill times.
+        """Add split steps to requests, windows and digest, and set their prefill times.
 
         Args:
             steps: at least one.
-            columns: their rows.
+            columns: the rows of these steps.
         """
         if self._mix is not None:
             self._mix(b"".join(self._mixed(steps)))
@@ -98,7 +98,7 @@ class Bookings:
             if not step.run.span.cold
         )
         slots = columns.member_slots
-        lives.table.in_prefill[slots] = table.is_prefill  # of several steps, the last counts
+        lives.table.in_prefill[slots] = table.is_prefill  # the last of several steps counts
         lives.table.is_shared[slots[np.repeat(table.sizes > 1, table.sizes)]] = True
         if lives.table.num_labelled:
             for at in np.add.reduceat(columns.is_prefill, columns.firsts).nonzero()[0].tolist():
@@ -112,7 +112,7 @@ class Bookings:
         columns: Columns,
         counted: Counted,
     ) -> None:
-        """Add steps to the windows, by the second in which they ended."""
+        """Add steps to the windows of the seconds in which they ended."""
         lives, table = self._lives, columns.table
         is_prefill = columns.is_prefill
         num_prefills = np.add.reduceat(is_prefill, columns.firsts, dtype=np.int64)
@@ -135,7 +135,7 @@ class Bookings:
         prefill_ns, padding_ns, unattributed_ns, sum_ns = times_ns.T
         flops = counted.moved[:, _PREFILL_FLOPS]
         seen = np.array([len(run.ranks) for run in runs])
-        # Of the whole model's, what was computed in this time.
+        # The ranks that reported computed this part of the whole model's FLOPs.
         of_ranks = np.where(seen < lives.num_ranks, flops * seen // lives.num_ranks, flops)
         amounts = {
             "prefill_tokens": prefill_tokens,
@@ -161,7 +161,7 @@ class Bookings:
                 bucket.durations["step"].add(each_ns, 1)
 
     def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
-        """Yield what the digest takes of steps."""
+        """Yield the bytes of steps that the digest hashes."""
         for step in steps:
             if step.slots is not self._mixed_slots:
                 slot_bytes = step.slots.tobytes()
@@ -173,7 +173,7 @@ class Bookings:
                 yield shares_ns.data
 
     def _add(self, columns: Columns, counted: Counted, begin: int, end: int) -> None:
-        """Add what some rows computed to their requests."""
+        """Add the amounts of rows `begin` to `end` to their requests."""
         if begin < end:
             rows = slice(begin, end)
             work = self._lives.table.work
@@ -182,15 +182,15 @@ class Bookings:
     def book_unnamed(
         self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
     ) -> list[int]:
-        """Add a step to the windows and the digest whose requests are known on another host.
+        """Add a step whose requests only another host knows to the windows and the digest.
 
         Args:
-            split: its time, divided among none.
-            unnamed: by rank, its phases.
+            split: its time, not divided among requests.
+            unnamed: its phases, by rank.
             run: its execution.
 
         Returns:
-            each rank's prefill time.
+            prefill time of each rank, in nanoseconds.
         """
         lives, counters = self._lives, self._lives.counters
         prefill_ns = [each.prefill_ns for each in unnamed]
@@ -216,7 +216,7 @@ class Bookings:
         return prefill_ns
 
     def _book_parts(self, step: Joined, columns: Columns, at: int) -> None:
-        """Divide the chunks of labelled prompts over their parts."""
+        """Divide the cost of labelled prompts' chunks among the prompts' parts."""
         split, of = step.split, columns.rows(at)
         assert split is not None
         of_pairs, first = pair_shares(split, columns.table, at), columns.table.first.item(at)
@@ -242,7 +242,7 @@ class Bookings:
                 cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)
 
     def hand_on(self, step: Joined, columns: Columns, at: int) -> None:
-        """Send the sinks a step, once for each rank."""
+        """Pass a step to the sinks, once per rank."""
         rows = columns.rows(at)
         of_rows = _Rows(
             self._ids_of(step.slots),
@@ -257,7 +257,7 @@ class Bookings:
         self._hand_on(step, of_rows, Components(split.model, columns.table, at))
 
     def hand_on_unnamed(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
-        """Send the sinks a step without known requests; `unnamed` is of each rank."""
+        """Pass a step without known requests to the sinks; `unnamed` has an entry per rank."""
         self._hand_on(step, _NO_ROWS, unnamed=unnamed)
 
     def _hand_on(
@@ -302,7 +302,7 @@ class Bookings:
                 sink.step(final)
 
     def _ids_of(self, slots: Ints) -> tuple[str, ...]:
-        """Return the engine's own ids of some requests; the same tuple for the same ones."""
+        """Return the engine's request IDs of slots; equal consecutive slots share one tuple."""
         table = self._lives.table
         of_slots, num_changes, ids = self._last_ids
         if slots is not of_slots or table.num_changes != num_changes:
@@ -312,7 +312,7 @@ class Bookings:
 
 
 class _Rows(NamedTuple):
-    """The rows of one step, as sinks get them."""
+    """Rows of one step, in the form that sinks receive."""
 
     ids: tuple[str, ...]
     phases: Bytes
@@ -322,7 +322,7 @@ class _Rows(NamedTuple):
 
 
 def _of_all_ranks(splits: Sequence[SplitStep], columns: Columns) -> tuple[Ints, list[list[int]]]:
-    """Return the rows' shares over all ranks, and by step the prefills' of each rank."""
+    """Return the rows' time over all ranks, and the prefill time of each step and rank."""
     shares_ns, prefill_ns = np.zeros(len(columns.slots), dtype=np.int64), []
     for rank in range(max(len(split.shares_ns) for split in splits)):
         of_rank = np.concatenate(
@@ -339,7 +339,7 @@ def _of_all_ranks(splits: Sequence[SplitStep], columns: Columns) -> tuple[Ints, 
 _NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)
 _NO_ROWS = _Rows((), _NO_BYTES, NO_ROWS, NO_ROWS, _NO_BYTES)
 _PREFILL_FLOPS = 4
-"""Column of `Moved`."""
+"""Column of `Moved` with the prefill's FLOPs."""
 
 
 def _second_of(run: Execution) -> int:

@@ -1,11 +1,11 @@
-"""What this host has measured of a device, told in the stream of an engine that does not tell it.
+"""Insertion of this host's calibration into the records of engines that lack it.
 
-    … Keyframe, EngineInfo, [CostTable…], Live, Clock …      as if the engine had said it itself
+    … Keyframe, EngineInfo, [CostTable…], Live, Clock …      as if the engine had written it
 
-An engine's probe states what `inferscope calibrate` has measured, where it can read it. From inside
-a container, as another user, or begun before the calibration, it cannot; its readers can. They put
-the records into what they fold and record, so a replay needs no file and gives the same numbers.
-Where the ring has tables of its own, nothing is added, whatever is known here.
+An engine's probe writes the results of `inferscope calibrate` if it can read them. In a container,
+as another user, or if it starts before the calibration, it cannot; its readers can. They add the
+records to what they fold and record, so a replay needs no file and gives the same numbers. If the
+ring has tables of its own, nothing is added.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _record_of = operator.attrgetter("record")
 
 
 class _Ring(NamedTuple):
-    """What was decided for a ring, once: an engine begins with what was known when it was met."""
+    """Tables chosen once for a ring: those known when the reader first saw its engine."""
 
     info: EngineInfo
     tables: Sequence[CostTable]
 
 
 class Calibrated:
-    """Adds tables to the records of rings that have none."""
+    """Inserter of cost tables into the records of rings that have none."""
 
     def __init__(self, tables_of: TablesOf) -> None:
-        """Take what knows the tables of an engine's device."""
+        """Use `tables_of` to find the tables of an engine's device."""
         self._tables_of = tables_of
         self._rings: dict[int, _Ring | None] = {}
-        """Of this host's engines; None before they have said what they run on."""
+        """Choice for each ring of this host's engines; None before its EngineInfo."""
         self._described: dict[int, Item] = {}
         """Rings whose newest record is an EngineInfo."""
 
     def told(self, items: list[Item]) -> list[Item]:
-        """Return records in fold order, with those that were missing.
+        """Return the records with the missing tables, in fold order.
 
-        Most batches describe nothing: finding that out takes 0.1 µs a record.
+        Most batches contain no EngineInfo or RingOpened; that check takes 0.1 µs per record.
         """
         if not self._described and _DESCRIBING.isdisjoint(map(type, map(_record_of, items))):
             return items
@@ -72,13 +72,13 @@ class Calibrated:
             self._rings.setdefault(opened.ring, None)
 
     def _missing(self, described: Item, t_ns: int) -> list[Item]:
-        """Return what the ring should have said after describing itself."""
+        """Return the tables that the ring lacks after its EngineInfo."""
         assert isinstance(described.record, EngineInfo)
         info = msgspec.structs.replace(described.record, t_ns=0)
         known = self._rings[described.ring]
         if known is None or known.info != info:
             known = self._rings[described.ring] = _Ring(info, self._tables_of(info))
         tables = [msgspec.structs.replace(table, t_ns=t_ns) for table in known.tables]
-        # They have the number of the record before them: of the ring's own frames none is missing.
+        # They repeat the preceding record's sequence number, so no frame of the ring seems lost.
         place = (t_ns, described.ring, described.sequence)
         return [Item(*place, table, encode(table)) for table in tables]

@@ -1,13 +1,13 @@
-"""Device offsets, and stamps of the wall clock → host time, by the anchors in `Clock` records.
+"""Mapping of device offsets and wall-clock stamps to host time by the anchors in `Clock` records.
 
-An anchor says that the device reached an offset at a host time, give or take an error. Between two
-anchors time runs linearly. Before the first and beyond the last it runs on at the slope of anchors
-at least a second apart: over less, their own errors would make the slope.
+An anchor states a device offset, the host time at which it was read, and an error bound. Time is
+linear between two anchors. Before the first and after the last it continues at the slope of anchors
+at least a second apart: over a shorter time their errors would dominate the slope.
 
-The wall clock is such a clock too, until somebody sets it:
+The wall clock is such a clock too, until it is set:
 
     wall  ──a──a──a──a─┐  jump                 a: anchors
-                       └──a──a──a──a──         what is stamped in between is nobody's
+                       └──a──a──a──a──         stamps in between cannot be mapped
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Ints = NDArray[np.int64]
 _KEPT_ANCHORS = 64
 _BASELINE_NS = 1_000_000_000
 _MOST_DRIFT = 1e-3
-"""Clocks of one machine differ by less, apart from the anchors' errors: what differs by more is a
-device that was reset, or a record that is wrong."""
+"""Greatest relative drift between clocks of one machine, apart from the anchors' errors: a greater
+one means that the device was reset or a record is wrong."""
 _MOST_MISFITS = 3
 _UNKNOWN_DRIFT = 1e-4
-"""Of a device of which there is one anchor: ten times what crystals do."""
+"""Relative drift assumed for a device with one anchor: ten times that of crystals."""
 _KEPT_STRETCHES = 8
 _END_OF_TIME_NS = 1 << 62
 
 
 class Mapped(NamedTuple):
-    """Offsets on the host's clock: [offsets] each."""
+    """Offsets mapped to the host's clock: [offsets] each."""
 
     host_ns: Ints
     error_ns: Ints
-    """How far off that can be, even if the clock was set between two anchors unnoticed."""
+    """Error bound, even if the clock was set between two anchors."""
     is_between: NDArray[np.bool_]
-    """Tells which offsets have an anchor on both sides; of others the rest says nothing."""
+    """Mask of offsets with an anchor on both sides; other offsets are not mapped."""
 
 
 class DeviceClock:
@@ -50,7 +50,7 @@ class DeviceClock:
         self._host: list[int] = []
         self._errors: list[int] = []
         self._num_misfits = 0
-        """In a row."""
+        """Consecutive anchors that contradict the others."""
 
     @property
     def error_ns(self) -> int | None:
@@ -58,15 +58,15 @@ class DeviceClock:
         return self._errors[-1] if self._errors else None
 
     def anchor(self, device_ns: int, host_ns: int, error_ns: int) -> None:
-        """Take an anchor; a late one goes to its place, one that contradicts others is left out."""
+        """Insert an anchor in time order; skip it if it contradicts its neighbours."""
         at = bisect.bisect_left(self._device, device_ns)
         if at < len(self._device) and self._device[at] == device_ns:
-            return  # told again
+            return  # a repeated anchor
         if not self.fits(device_ns, host_ns, error_ns):
             self._num_misfits += 1
             if self._num_misfits < _MOST_MISFITS:
                 return
-            # Then it is what was there before that is wrong.
+            # Several misfits in a row mean that the earlier anchors are wrong.
             self._device, self._host, self._errors = [], [], []
             at = 0
         self._num_misfits = 0
@@ -77,13 +77,13 @@ class DeviceClock:
             del self._device[0], self._host[0], self._errors[0]
 
     def fits(self, device_ns: int, host_ns: int, error_ns: int) -> bool:
-        """Tell whether an anchor contradicts none of those beside it."""
+        """Return whether an anchor agrees with its neighbours."""
         at = bisect.bisect_left(self._device, device_ns)
         neighbours = [each for each in (at - 1, at) if 0 <= each < len(self._device)]
         return all(self._agrees(each, device_ns, host_ns, error_ns) for each in neighbours)
 
     def host_ns(self, device_ns: int) -> int | None:
-        """Map an offset; None before the first anchor."""
+        """Return the host time of an offset, None before the first anchor."""
         if not self._device:
             return None
         if len(self._device) == 1:
@@ -96,9 +96,9 @@ class DeviceClock:
         return self._host[near] + round(passed_ns * (h1 - h0) / (d1 - d0))
 
     def error_at_ns(self, device_ns: int) -> int | None:
-        """Return how far off `host_ns` can be, None before the first anchor.
+        """Return the error bound of `host_ns`, None before the first anchor.
 
-        Between anchors as much as they are; outside, their errors tilt the slope.
+        Between anchors it is their greater error; outside, their errors also tilt the slope.
         """
         if not self._device:
             return None
@@ -113,7 +113,7 @@ class DeviceClock:
         return (e1 if device_ns > d1 else e0) + round(beyond_ns * (e0 + e1) / (d1 - d0))
 
     def _around(self, device_ns: int) -> tuple[int, int]:
-        """Return the anchors to go by: those on both sides, or the last ones far enough apart."""
+        """Return the anchors on both sides of an offset, or the nearest two far enough apart."""
         device, last = self._device, len(self._device) - 1
         right = bisect.bisect_right(device, device_ns)
         if 0 < right <= last:
@@ -123,10 +123,10 @@ class DeviceClock:
         return 0, min(bisect.bisect_left(device, device[0] + _BASELINE_NS), last)
 
     def between(self, device_ns: Ints) -> Mapped:
-        """Map offsets as `host_ns` does, as far as anchors are on both sides of them.
+        """Map the offsets that have an anchor on both sides, as `host_ns` does.
 
         Args:
-            device_ns: [offsets].
+            device_ns: [offsets], in nanoseconds.
         """
         if len(self._device) < 2:
             none = np.zeros_like(device_ns)
@@ -137,7 +137,7 @@ class DeviceClock:
         is_between = (device_ns >= device[0]) & (device_ns <= device[-1])
         left = np.clip(np.searchsorted(device, device_ns, side="right") - 1, 0, len(device) - 2)
         steps_ns, bends_ns = np.diff(device), np.diff(host) - np.diff(device)
-        # Floats hold what passes between two anchors, but not the time of day.
+        # Floats represent the time between two anchors exactly, but not the time of day.
         passed_ns = np.where(is_between, device_ns - device[left], 0)
         bent_ns = np.rint(passed_ns * (bends_ns / steps_ns)[left]).astype(np.int64)
         worst_ns = np.maximum(errors[:-1], errors[1:]) + np.abs(bends_ns)
@@ -145,16 +145,16 @@ class DeviceClock:
 
     @property
     def first_host_ns(self) -> int:
-        """Return when its first anchor was; there is one."""
+        """Return the host time of the first anchor; one must exist."""
         return self._host[0]
 
     @property
     def last_device_ns(self) -> int:
-        """Return the offset of its last anchor; there is one."""
+        """Return the offset of the last anchor; one must exist."""
         return self._device[-1]
 
     def _agrees(self, at: int, device_ns: int, host_ns: int, error_ns: int) -> bool:
-        """Tell whether an anchor and one of ours can both be right."""
+        """Return whether an anchor and the one at `at` can both be right."""
         by_device_ns = device_ns - self._device[at]
         by_host_ns = host_ns - self._host[at]
         if by_device_ns * by_host_ns < 0:
@@ -164,19 +164,19 @@ class DeviceClock:
 
 
 class WallClock:
-    """The wall clock as seen from the host's: one clock for each stretch in which nobody set it."""
+    """The wall clock mapped to host time: one clock per interval in which it was not set."""
 
     def __init__(self) -> None:
         self._stretches: list[DeviceClock] = []
-        """By host time."""
+        """Clocks of these intervals, in order of host time."""
 
     @property
     def now(self) -> DeviceClock | None:
-        """Return the clock of the newest stretch, None before the first anchor."""
+        """Return the clock of the newest interval, None before the first anchor."""
         return self._stretches[-1] if self._stretches else None
 
     def anchor(self, real_ns: int, host_ns: int, error_ns: int) -> None:
-        """Take an anchor; a late one goes to its stretch, one that fits none begins another."""
+        """Insert an anchor into the interval that it fits, or start a new interval."""
         if not (0 <= real_ns < _END_OF_TIME_NS and 0 <= host_ns < _END_OF_TIME_NS):
             return  # a damaged record
         if not 0 <= error_ns < _END_OF_TIME_NS:

@@ -1,6 +1,6 @@
-"""What a request has cost beside its time: by phase, by part of its prompt, and what it was spared.
+"""Costs of a request other than time: by phase, by prompt part, and prefix-cache savings.
 
-Unknown is None: counts rest on the model's shape, what the prefix cache saved on the cost model.
+None means unknown: counts need the model's shape, and savings need the cost model.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _PREFILL_OWN = CAUSES.index("prefill_own")
 def prompt_parts(
     request: Request, work: Work, ttft_row: Ints | None, *, has_flops: bool
 ) -> tuple[PromptPart, ...]:
-    """Return what the parts of a prompt have cost so far; none where it has no labels.
+    """Return the costs of a prompt's parts so far; none if it has no labels.
 
     Args:
-        request: whose prompt it is.
-        work: what was computed.
-        ttft_row: [causes], up to the first token; None before it.
-        has_flops: FLOPs are counted.
+        request: the request with the prompt.
+        work: the totals of all requests.
+        ttft_row: [causes], ledger up to the first token; None before it.
+        has_flops: whether FLOPs are counted.
     """
     if not request.told_parts:
         return ()
     cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
     if cost.prompt_tokens != request.prompt_tokens:
-        return ()  # its length came late, or never
+        return ()  # its length was reported late, or never
     prefill, _ = work.of(request.slot)
     return cost.parts(
         prefill[COMPUTE_NS],
@@ -47,19 +47,19 @@ def prompt_parts(
 
 
 def phase_work(amounts: list[int], rates: Rates | None) -> PhaseWork:
-    """Return what one phase computed and moved, from its columns of `Work`."""
+    """Return the tokens and bytes of one phase, from its columns of `Work`."""
     if rates is None:
         return PhaseWork(amounts[TOKENS])
     return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])
 
 
 def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | None) -> Saved:
-    """Return what the prefix cache saved.
+    """Return the FLOPs and time that the prefix cache saved.
 
     Args:
-        request: whose prompt it is.
-        rates: of the model's shape, None where it is not counted.
-        model: in force where prompts are computed, None where none has been yet.
+        request: the request with the cached prompt.
+        rates: rates of the model's shape; None if its work is not counted.
+        model: current model of prefill time; None before the first prefill.
     """
     cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
     if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):

@@ -1,4 +1,4 @@
-"""What samples say of one finished request, and how far that is to be believed."""
+"""Counter values of one finished request, with their methods and errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from inferscope.collector.accounts import (
 )
 
 _LEAST_COVER = 0.9
-"""Of a request's time or bytes, that samples must cover; the rest is taken to be like it."""
+"""Least share of a request's time or bytes that samples must cover to extrapolate to the rest."""
 MOST_BLUR = 0.05
-"""Of a measured value, that comes from samples two phases or requests share."""
+"""Greatest share of a measured value from samples that two phases or requests share."""
 NAMES = {
     SM_ACTIVE: "sm_active_ns",
     BUSY: "gpu_busy_ns",
@@ -60,18 +60,18 @@ _PLACES = [
     (name, counted, 3 * counted, 3 * (NUM_COUNTED + counted), BY[counted], NUM_BY + BY[counted])
     for counted, name in NAMES.items()
 ]
-"""Of what is given of each phase, and of the totals by which it is."""
+"""Name and quantity, with their positions in the given values and the totals of each phase."""
 
 
 class Teller:
-    """Says what is known of requests that end at one time."""
+    """Reporter of the counter values of requests that end at one time."""
 
     def __init__(self, sources: dict[int, str], errors: dict[int, float | None]) -> None:
-        """Take what holds of all of them.
+        """Set the sources and errors that all these requests share.
 
         Args:
-            sources: who told what is counted.
-            errors: of the fits that divided it, None where there was none.
+            sources: source of each counted quantity.
+            errors: errors of the fits that divided each quantity, None without a fit.
         """
         self._sources = sources
         self._places = [each for each in _PLACES if each[1] in sources]
@@ -81,11 +81,11 @@ class Teller:
         }
 
     def tell(self, given: list[float], totals: Sequence[int]) -> RequestCounters:
-        """Return what is known of a request that has ended.
+        """Return the counter values of an ended request.
 
         Args:
-            given: [phases · counted · 3], as `Settled.rates` has it.
-            totals: [phases · 3], all that it computed.
+            given: [phases · counted · 3], in the layout of `Settled.rates`.
+            totals: [phases · 3], all that the request computed.
         """
         of_prefill: dict[str, int] = {}
         of_decode: dict[str, int] = {}
@@ -113,5 +113,5 @@ class Teller:
 
 
 def _whole(value: float, known: float, total: int) -> int:
-    """Return what all of a total takes, if the rest is like what is known of it."""
+    """Return the value of the whole total, extrapolated from the covered part."""
     return round(value * total / known) if known > 0 else 0

@@ -1,15 +1,15 @@
-"""One device of an engine: the samples that are not settled yet, and the steps they are given to.
+"""Join of one device's samples with the steps that ran on it.
 
-    pending samples ─► due ─► windows of one source ─► so much per unit of what is expected of
-                              together                 steps in the window ─► tenths
+    pending samples ─► due ─► windows of one source ─► value per unit of the amounts expected
+                                                       of the window's steps ─► buckets
 
-Short samples go to the steps they lie in. Of long ones the bytes go by the model's, which they only
-scale, and SM time and energy by what regression finds over many of them (`attribution.regression`).
+Short samples are assigned to the steps in their windows. Long samples scale the modelled bytes, and
+a regression over many of them divides SM time and energy (`attribution.regression`).
 
-Ranks may share a device. Each does one thing after the other, but two of them run at once:
+Ranks may share a device. Each rank runs one step at a time, but two ranks run at once:
 
-    rank 0  ┌── 1 ──┐  ┌── 2 ──┐         a sample of the device is divided over all steps that it
-    rank 1     ┌─── 1 ───┐┌─── 2 ───┐    touches, of both
+    rank 0  ┌── 1 ──┐  ┌── 2 ──┐         a sample of the device is divided over all steps of
+    rank 1     ┌─── 1 ───┐┌─── 2 ───┐    both ranks that overlap it
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SILENT_NS = 1_000_000_000
-"""After which a source does not count as there."""
+"""Time without samples after which a source counts as absent."""
 FOREIGN_SHARE = 0.01
-"""Of a device, that others must use for its counters not to be the engine's alone."""
+"""Share of a device used by other processes above which its counters are not attributed."""
 _TELLS_WHO = "nvml"
 _LONGEST_AWAITED_NS = 250_000_000
-"""Windows: of longer ones the end does not come while requests wait."""
+"""Longest window whose end finished requests wait for."""
 _OF_ENERGY = ("idle", "prefill", "decode", "bytes", "flops")
 _RANK = {source: rank for rank, source in enumerate(SOURCES)}
 _TOTALS = [BY_EXPECTED[counted] + phase for phase in (0, 1) for counted in range(NUM_COUNTED)]
-"""[phases · counted], by which of what is expected of steps each is known."""
+"""[phases · counted], column of the expected amounts that covers each quantity."""
 
 
 class Found:
-    """What the samples of all of an engine's devices have come to.
+    """Totals of the join over all devices of an engine.
 
     Attributes:
-        sm: what a nanosecond of each phase takes of SM time.
-        energy: likewise of energy; of idle time, bytes and FLOPs, too.
-        sources: by what is counted, who told it last.
-        num_late: samples that came when their time was settled.
-        num_doubled: samples told before.
+        sm: fit of SM time per nanosecond of each phase.
+        energy: fit of energy per nanosecond of idle time and each phase, per byte and per FLOP.
+        sources: source of the newest value of each quantity.
+        num_late: samples that arrived after their time was settled.
+        num_doubled: samples that overlap earlier ones of their source.
     """
 
     def __init__(self) -> None:
@@ -99,43 +99,43 @@ class Found:
 
 
 class CountedDevice:
-    """One device of the engine, the steps of all ranks on it, and the samples not settled yet.
+    """One device of an engine, with its ranks' steps and the unsettled samples.
 
     Attributes:
-        steps: by ring, of all ranks on it.
-        through_ns: by source, up to where its samples are settled.
-        foreign_share: that others use of it, as told last.
-        foreign_ns: how long others have used it while the engine did not.
-        idle_uj: energy that no step took.
+        steps: steps of the ranks on the device, by ring.
+        through_ns: time through which samples are settled, by source.
+        foreign_share: newest share of the device that other processes use.
+        foreign_ns: time for which other processes used the device while the engine did not.
+        idle_uj: energy not assigned to a step, in microjoules.
     """
 
     def __init__(self, found: Found) -> None:
-        """Start without samples; what they come to is added to `found`."""
+        """Start without samples; add totals to `found`."""
         self._found = found
         self.steps: dict[int, CountedSteps] = {}
         self._pending: list[tuple[Told, float]] = []
-        """Samples, and what others used then: whose kernels run is asked once a second, and holds
-        until it is asked again."""
+        """Samples, each with the foreign share then: it is sampled once a second, and holds until
+        the next sample."""
         self.through_ns: dict[str, int] = {}
         self._lasts_ns: dict[str, int] = {}
-        """By source, how long its newest window was."""
+        """Length of the newest window, by source."""
         self._heard_ns: dict[tuple[int, str], int] = {}
-        """By what is counted and source, the end of its newest sample."""
+        """End of the newest sample, by quantity and source."""
         self.foreign_share = 0.0
         self.foreign_ns = 0
         self.idle_uj = 0.0
 
     def take(self, told: Told) -> None:
-        """Take a sample."""
+        """Add a sample to the pending ones."""
         self._pending.append((told, self.foreign_share))
 
     def settle(self, through_ns: int, *, since_ns: int, settled_ns: int) -> None:
-        """Give the samples up to a time to the steps.
+        """Assign the samples that end by a time to steps.
 
         Args:
-            through_ns: up to where all steps are known.
-            since_ns: from when on steps are noted.
-            settled_ns: up to where nothing can be given any more.
+            through_ns: time through which all steps are known.
+            since_ns: time from which steps are recorded.
+            settled_ns: time through which buckets are settled.
         """
         for steps in self.steps.values():
             steps.read_in()
@@ -157,7 +157,7 @@ class CountedDevice:
                 num_given += len(samples)
 
     def of_tenth(self, number: int) -> Settled:
-        """Return what a tenth was given; nothing is added to it any more."""
+        """Settle a bucket and return its values; it accepts no more samples."""
         given, expected = [0.0] * (3 * len(_TOTALS)), [0.0] * NUM_EXPECTED
         for steps in self.steps.values():
             settled = steps.settle(number)
@@ -165,15 +165,15 @@ class CountedDevice:
                 given = list(map(add, given, settled[0].given))
                 expected = list(map(add, expected, settled[1]))
         totals = [expected[column] for column in _TOTALS]
-        # Windows of two sources, of which one takes over from the other, overlap.
+        # Windows overlap where one source takes over from another.
         known = list(map(min, given[KNOWN:BLURRED], totals))
         return Settled(given[VALUES:KNOWN], known, totals, given[BLURRED:])
 
     def forget(self, before_ns: int) -> bool:
-        """Let go of the steps that no sample can reach any more, and of ranks that have none.
+        """Drop the steps that no further sample can reach, and ranks without steps.
 
         Returns:
-            whether a rank was let go of.
+            whether a rank was dropped.
         """
         gone = []
         for ring, steps in self.steps.items():
@@ -185,7 +185,7 @@ class CountedDevice:
         return bool(gone)
 
     def has_all(self, end_ns: int, now_ns: int) -> bool:
-        """Tell whether every source that is there has told up to a time."""
+        """Return whether every present source has samples up to a time."""
         for source, through_ns in self.through_ns.items():
             is_there = now_ns - through_ns < SILENT_NS
             is_soon = self._lasts_ns[source] <= _LONGEST_AWAITED_NS
@@ -194,7 +194,7 @@ class CountedDevice:
         return True
 
     def _due(self, through_ns: int, *, since_ns: int, settled_ns: int) -> list[tuple[Told, float]]:
-        """Return the pending samples up to a time, each source's in turn and none twice."""
+        """Return the pending samples that end by a time, in order and without duplicates."""
         due: list[tuple[Told, float]] = []
         left: list[tuple[Told, float]] = []
         for each in self._pending:
@@ -230,13 +230,13 @@ class CountedDevice:
     def _settle_long(
         self, samples: list[CounterSample], laid: Laid, at: int, *, foreign_share: float
     ) -> None:
-        """Give long samples of one source that tell the same to the steps: by a model.
+        """Assign long samples of one source with the same values to steps, by a model.
 
         Args:
-            samples: they.
-            laid: how they lie over the steps, and others before and behind them.
-            at: the place of the first among these.
-            foreign_share: of the device, that others used.
+            samples: the samples.
+            laid: allocation of all due long samples to steps.
+            at: index of the first sample in `laid`.
+            foreign_share: share of the device that other processes used.
         """
         source, end_ns, words = samples[0].source, samples[-1].end_ns, samples[0].values
         sums = laid.sums[at : at + len(samples)]
@@ -248,7 +248,7 @@ class CountedDevice:
         if source == _TELLS_WHO:
             self.foreign_ns += int(theirs_ns)
         if foreign_share > FOREIGN_SHARE:
-            return  # of what the device does, nobody knows how much is this engine's
+            return  # this engine's part of the device's work is unknown
         terms: list[list[Term]] = [[] for _ in samples]
         if "sm_active_share" in words and self._is_best(SM_ACTIVE, source, end_ns):
             self._rate_sm(samples, sums, terms)
@@ -294,7 +294,7 @@ class CountedDevice:
             is_mixed = not are_apart or (expected[TIME] > 0 and expected[TIME + 1] > 0)
             if are_apart:
                 told = (values["dram_read_bytes"], values["dram_write_bytes"])
-            else:  # the model says how the sum of both directions is made up
+            else:  # the model divides the sum over both directions
                 lasted_ns = sample.end_ns - sample.start_ns
                 both = values["dram_share"] * values["dram_peak_bytes_per_s"] * lasted_ns / 1e9
                 scale = both / sum(moved) if sum(moved) > 0 else 0.0
@@ -309,12 +309,12 @@ class CountedDevice:
     def _rate_energy(
         self, told_uj: list[float], idle_ns: list[float], sums: list[Amounts]
     ) -> list[list[float]]:
-        """Return what each sample gives for each unit of _OF_ENERGY but idle time; [] if nothing.
+        """Return each sample's energy per unit of _OF_ENERGY without idle time; [] for none.
 
         Args:
-            told_uj: [samples].
-            idle_ns: [samples].
-            sums: [samples], what is expected of the steps in them.
+            told_uj: [samples], energy.
+            idle_ns: [samples], idle time.
+            sums: [samples], amounts expected of their steps.
         """
         found, columns = self._found, []
         for idle, expected in zip(idle_ns, sums, strict=True):
@@ -341,7 +341,7 @@ class CountedDevice:
     # --- short samples ------------------------------------------------------------------------
 
     def _settle_short(self, window: Window, foreign_share: float) -> None:
-        """Give short samples of one source to the steps: by time."""
+        """Assign short samples of one source to steps, by time."""
         sums, busy_ns, parts = laid_short(self.steps.values(), window)
         values, source, end_ns = window.values, window.source, window.end_ns
         lasted_ns = (window.to_ns - window.from_ns).astype(np.float64)
@@ -363,7 +363,7 @@ class CountedDevice:
         read, written = values.get("dram_read_bytes"), values.get("dram_write_bytes")
         share, peak = values.get("dram_share"), values.get("dram_peak_bytes_per_s")
         if (read is None or written is None) and share is not None and peak is not None:
-            # The model says how the sum of both directions is made up.
+            # The model divides the sum over both directions.
             modelled = sums[BYTES_READ:FLOPS]
             scale = _ratio(share * peak * lasted_ns / 1e9, np.add.reduce(modelled))
             read, written = (modelled[0] + modelled[1]) * scale, (modelled[2] + modelled[3]) * scale
@@ -391,7 +391,7 @@ class CountedDevice:
                 given[place] += amount
 
     def _is_best(self, counted: int, source: str, end_ns: int) -> bool:
-        """Tell whether no better source counts this, too."""
+        """Record a source for a quantity; return whether no better source is present."""
         self._heard_ns[counted, source] = end_ns
         for better in SOURCES[: _RANK[source]]:
             if end_ns - self._heard_ns.get((counted, better), -SILENT_NS) < SILENT_NS:

@@ -1,16 +1,15 @@
-"""The steps of one rank while samples of its device come in: what each is expected to take.
+"""Buffer of one rank's steps, with their expected amounts, until its device's samples arrive.
 
-A step stands here from when it is booked until no sample can reach it any more. What is expected of
-it: its time by phase, and the bytes and FLOPs of the model. What samples give is always so much per
-unit of one of these:
+A step is buffered from its booking until no further sample can reach it. Its expected amounts are
+its time by phase, and the modelled bytes and FLOPs. Samples yield rates per unit of these amounts:
 
     energy of decode = its time · rate + its bytes · rate + ...
 
-So nothing is given to a step itself. A sample gives to each tenth of a second that its window
-reaches into, by what is expected of the steps of that tenth in that window:
+Samples therefore add nothing to a step itself. A sample adds to each bucket of 100 ms that its
+window overlaps, by the expected amounts of that bucket's steps within the window:
 
     steps     ┌── 1 ──┐┌── 2 ──┐  ┌── 3 ──┐┌── 4 ──┐
-    tenths    ┊◄───── 7 ──────►┊◄────── 8 ────────►┊      from the end of a step to that of another
+    buckets   ┊◄───── 7 ──────►┊◄────── 8 ────────►┊      from the end of one step to another
     samples        │◄──────── a ────────►│
 """
 
@@ -38,13 +37,13 @@ Moved = tuple[int, int, int, int, int, int]
 """Bytes read, bytes written and FLOPs, each of prefill and of decode."""
 NOTHING_MOVED: Moved = (0, 0, 0, 0, 0, 0)
 
-# What is expected of a step, each of prefill and behind it of decode:
+# First column of each expected amount: prefill, followed by decode.
 TIME, BYTES_READ, BYTES_WRITTEN, FLOPS = 0, 2, 4, 6
 NUM_EXPECTED = 8
 
 BY_EXPECTED = {SM_ACTIVE: TIME, BUSY: TIME, ENERGY: TIME, READ: BYTES_READ, WRITE: BYTES_WRITTEN}
-"""What is counted, by which of these it is known how much of it."""
-# Where in what a tenth is given each part of it begins: [phases · counted].
+"""Expected amount that tells how much of each quantity samples cover."""
+# Offsets of the parts of a bucket's values: [phases · counted] each.
 VALUES, KNOWN, BLURRED = (part * 2 * NUM_COUNTED for part in range(3))
 NUM_GIVEN = 3 * 2 * NUM_COUNTED
 
@@ -53,13 +52,13 @@ _END_OF_TIME_NS = 1 << 62
 
 
 class Tenth:
-    """The steps of one rank that ended in a tenth of a second.
+    """Steps of one rank that ended in a bucket of 100 ms.
 
     Attributes:
-        number: of the tenth.
-        first: the number of its first step.
-        given: [NUM_GIVEN], by samples.
-        rest: [NUM_EXPECTED], what is expected of steps that no sample can reach; None without such.
+        number: number of the bucket.
+        first: number of its first step.
+        given: [NUM_GIVEN], values from samples.
+        rest: [NUM_EXPECTED], amounts of steps that no sample can reach; None without such steps.
     """
 
     __slots__ = ("first", "given", "number", "rest")
@@ -72,55 +71,56 @@ class Tenth:
 
 
 class Place(NamedTuple):
-    """A time among the steps of one rank."""
+    """Position of a time among the steps of one rank."""
 
     step: int
-    """That runs then, or the first one behind."""
+    """Index of the step that runs then, or of the first later one."""
     part: float
-    """Of that, what is over: 0..1."""
+    """Part of that step that is over: 0..1."""
     ran_ns: int
-    """The same."""
+    """Time of that step that is over, in nanoseconds."""
 
 
 class CountedSteps:
-    """The steps of one rank that wait for its device's samples.
+    """Buffer of one rank's steps that wait for its device's samples.
 
     Attributes:
-        tenths: those that are not settled.
-        until_ns: the end of the last step that was read in.
+        tenths: unsettled buckets.
+        until_ns: end of the last step added to the sums.
     """
 
     def __init__(self) -> None:
         self.tenths: deque[Tenth] = deque()
         self.until_ns = 0
         self._new: list[tuple[float, ...]] = []
-        """Start, end and what is expected of steps that have not been read in."""
+        """Start, end and expected amounts of steps not yet added to the sums."""
         self._starts_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._expected: list[list[float]] = [[] for _ in range(NUM_EXPECTED)]
         """[NUM_EXPECTED][steps]; whole numbers, whose sums are exact."""
         self._first = 0
-        """Of the steps, that is not forgotten."""
+        """Index of the first step that is kept."""
         self._num_gone = 0
-        """Steps before those in the lists, and when the last of them ended."""
+        """Number of steps removed from the lists."""
         self._gone_until_ns = 0
+        """End of the last removed step."""
         self.add = self._new.append
 
     def begin(self, number: int) -> None:
-        """Begin a tenth: all steps that are added from now on are of it."""
+        """Begin a bucket: later steps belong to it."""
         first = self._num_gone + len(self._ends_ns) + len(self._new)
         if self.tenths and self.tenths[-1].first == first:
             self.tenths.pop()  # it has no steps
         self.tenths.append(Tenth(number, first))
 
     def read_in(self) -> None:
-        """Add the steps that came since the last call to the sums."""
+        """Add the steps since the last call to the sums."""
         if not self._new:
             return
         began_ns, ended_ns, *rest = zip(*self._new, strict=True)
         self._new.clear()
         columns: list[Sequence[float]] = [*rest]
-        # Where steps overlap the later is cut, as in `devices`.
+        # If steps overlap, the later one is cut, as in `devices`.
         ends_ns: list[int] = list(accumulate(ended_ns, max, initial=self.until_ns))
         starts_ns: list[int] = list(map(max, began_ns, ends_ns))
         del ends_ns[0]
@@ -136,13 +136,13 @@ class CountedSteps:
     def _without_unreachable(
         self, columns: list[Sequence[float]], busy_ns: list[int]
     ) -> list[Sequence[float]]:
-        """Put what is expected of new steps of no length aside: they have no part in any window."""
+        """Move the amounts of zero-length steps to `rest`: no window contains such a step."""
         num = self._num_gone + len(self._ends_ns)
         for at, step in enumerate(zip(*columns, strict=True)):
             if not busy_ns[at]:
                 reached = (each for each in reversed(self.tenths) if each.first <= num + at)
                 tenth = next(reached, None)
-                if tenth is not None:  # else it came after all of its time was given out
+                if tenth is not None:  # else its bucket is settled
                     tenth.rest = list(map(add, tenth.rest or [0] * NUM_EXPECTED, step))
         return [
             [amount if ns else 0 for amount, ns in zip(column, busy_ns, strict=True)]
@@ -150,7 +150,7 @@ class CountedSteps:
         ]
 
     def place(self, at_ns: int) -> Place:
-        """Find a time."""
+        """Return the position of a time among the steps."""
         step = bisect_right(self._ends_ns, at_ns, self._first)
         if step == len(self._ends_ns):
             return Place(step, 0.0, 0)
@@ -160,7 +160,7 @@ class CountedSteps:
         return Place(step, (at_ns - start_ns) / (self._ends_ns[step] - start_ns), at_ns - start_ns)
 
     def between(self, begin: Place, end: Place) -> Amounts:
-        """Return what is expected of its steps between two times."""
+        """Return the expected amounts of the steps between two positions."""
         (first, part, _), (last, last_part, _) = begin, end
         amounts = [sum(column[first:last]) for column in self._expected]
         if part:
@@ -172,21 +172,21 @@ class CountedSteps:
         return amounts
 
     def busy_ns(self, begin: Place, end: Place) -> int:
-        """Return for how long its steps ran between two times."""
+        """Return the time that steps ran between two positions."""
         first, last = begin.step, end.step
         whole_ns = sum(self._ends_ns[first:last]) - sum(self._starts_ns[first:last])
         return whole_ns + end.ran_ns - begin.ran_ns
 
     def amounts_until(self, until_ns: Ints) -> Floats:
-        """Sum how much of its steps' amounts lies before times, from some time before them on.
+        """Return cumulative amounts of the steps up to each time, from a common earlier time.
 
         Args:
-            until_ns: [times].
+            until_ns: [times], in nanoseconds.
 
         Returns:
-            [NUM_EXPECTED + 5, times]; behind what is expected for how long steps ran, and the time
-            of those that move bytes: read and written, each of prefill and of decode, by whose
-            bytes these are.
+            [NUM_EXPECTED + 5, times]: the expected amounts, the time that steps ran, and the time
+            of steps that move bytes: read and written, each divided between prefill and decode by
+            their bytes.
         """
         begin = bisect_right(self._ends_ns, int(until_ns.min()), self._first)
         end = bisect_left(self._starts_ns, int(until_ns.max()), begin)
@@ -197,7 +197,7 @@ class CountedSteps:
         return amounts_until(starts_ns, ends_ns, amounts, until_ns)
 
     def spans_between(self, from_ns: int, to_ns: int) -> tuple[Ints, Ints]:
-        """Return start and end of the steps that share time with a window."""
+        """Return the starts and ends of the steps that overlap a window."""
         begin = bisect_right(self._ends_ns, from_ns, self._first)
         return self._spans(begin, bisect_left(self._starts_ns, to_ns, begin))
 
@@ -206,7 +206,7 @@ class CountedSteps:
         return starts_ns, np.array(self._ends_ns[begin:end], dtype=np.int64)
 
     def windows(self, from_ns: int, to_ns: int) -> list[tuple[Tenth, int, int]]:
-        """Return the tenths that share a window, and from when until when each one's steps ran."""
+        """Return the buckets that overlap a window, each with the interval of its steps."""
         found, until_ns = list[tuple[Tenth, int, int]](), _END_OF_TIME_NS
         for tenth in reversed(self.tenths):
             first = tenth.first - self._num_gone
@@ -217,9 +217,9 @@ class CountedSteps:
         return found
 
     def settle(self, number: int) -> tuple[Tenth, Amounts] | None:
-        """Return a tenth, which takes no more, and what is expected of all of its steps.
+        """Close a bucket; return it with the expected amounts of all its steps.
 
-        None where no step was in it.
+        Return None if no step is in it.
         """
         tenths = self.tenths
         while tenths and tenths[0].number < number:
@@ -233,7 +233,7 @@ class CountedSteps:
         return tenth, amounts if tenth.rest is None else list(map(add, amounts, tenth.rest))
 
     def forget(self, before_ns: int) -> None:
-        """Let go of settled steps that ended before a time."""
+        """Remove the settled steps that ended before a time."""
         end = self.tenths[0].first - self._num_gone if self.tenths else len(self._ends_ns)
         self._first = first = bisect_left(self._ends_ns, before_ns, self._first, end)
         if first > _MOST_FORGOTTEN:
@@ -246,14 +246,14 @@ class CountedSteps:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it holds no step."""
+        """Return whether the buffer holds no step."""
         return self._first == len(self._ends_ns) and not self._new
 
 
 def _moving_ns(amounts: Floats) -> Floats:
-    """Return the time of steps that move bytes, by whose bytes they are: [4, steps].
+    """Return the time of steps that move bytes, divided by phase: [4, steps].
 
-    Only within a mixed step do they go by the model.
+    Only within a mixed step does the division depend on the model.
     """
     took_ns = amounts[TIME] + amounts[TIME + 1]
     by_phase = amounts[BYTES_READ:FLOPS].reshape(2, 2, -1)

@@ -1,15 +1,14 @@
-"""Regressions that go on: over the last windows, made anew every few of them.
+"""Rolling regressions over the last windows, refitted every few windows.
 
-A fit follows from a few sums over its windows, so what it costs does not depend on how many these
-are. A sum from which windows are taken away again would keep a trace of each: of a busy hour, for
-ever. So nothing is taken away. The older windows' sums are kept from each of them on, and who goes
-was the first of its sum only:
+A fit needs a few sums over its windows, so its cost does not depend on their number. Subtracting
+old windows from a sum would leave a rounding error of each for ever. So nothing is subtracted. For
+the older windows there are suffix sums, and removing the oldest window drops one of them:
 
-    older  [sum of all, of all but the first, ..., the last]  ◄─ all at once, when none is left
-    newer   sum                                               ◄─ one by one
+    older  [sum of all, of all but the first, ..., the last]  ◄─ rebuilt when none is left
+    newer   sum                                               ◄─ window by window
 
-Windows wait until a fit is due. As long as none was found, one is tried whenever some come, and
-first of all whether the fewest columns can be told apart: that takes fewer sums than a fit.
+Windows wait until a fit is due. Until a first fit succeeds, each batch of windows triggers an
+attempt. It first checks whether the fewest columns are separable: that takes fewer sums than a fit.
 """
 
 from __future__ import annotations
@@ -29,40 +28,40 @@ from inferscope.attribution.regression import (
 )
 
 Window = tuple[Sequence[float], float]
-"""How much of each column was in it, and what all of it took."""
+"""Amount of each column in a window, and the value that the window counted."""
 
 _KEPT_WINDOWS = 600
 _FIT_EVERY = 10
 
 
 class RollingFit:
-    """A regression over the last windows, made anew every few."""
+    """Regression over the last windows, refitted every few windows."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         num = len(columns)
         self._num_columns = num
         self._fewest_columns = max(num - 2, min(num, 2))
-        """How many of the first to make do with, until the others can be told apart, too."""
+        """Number of leading columns to fit until the others are separable too."""
         self._new: list[Window] = []
-        """Of which nothing is known yet."""
+        """Windows since the last attempt to fit."""
         self._unsummed: deque[Window] = deque(maxlen=_KEPT_WINDOWS)
-        """Not among the sums."""
+        """Windows that are not in the sums of products."""
         self._squares = _LastSums(len(squares([0.0] * self._fewest_columns)), _KEPT_WINDOWS)
         self._sums = _LastSums(len(products([0.0] * num, 0.0)), _KEPT_WINDOWS)
         self._estimate: Estimate | None = None
 
     def add(self, columns: Sequence[float], told: float) -> None:
-        """Take a window: how much of each column was in it, and what all of it took."""
+        """Add a window: the amount of each column in it, and its counted value."""
         if any(columns):
             self._new.append((columns, told))
 
     def take(
         self, columns: Sequence[Sequence[float]], told: Sequence[float]
     ) -> list[Estimate | None]:
-        """Take windows that came together; return the rates that each is to be divided by.
+        """Add windows in order; return the rates by which to divide each window.
 
-        A fit is made anew as often however many come together. Where there is none yet, all of
-        them make one, and are divided by it.
+        The interval between fits does not depend on the number of windows per call. Before the
+        first fit, all windows of the call contribute to it and are divided by it.
         """
         if self._estimate is None:
             for window in zip(columns, told, strict=True):
@@ -75,7 +74,7 @@ class RollingFit:
         return found
 
     def now(self) -> Estimate | None:
-        """Return the rates, None where they cannot be told."""
+        """Return the current rates, None while they are undetermined."""
         num_new = len(self._new)
         is_due = num_new >= (1 if self._estimate is None else _FIT_EVERY)
         if is_due and self._squares.num + num_new >= FEWEST_WINDOWS:
@@ -87,11 +86,11 @@ class RollingFit:
         return self._estimate
 
     def error(self) -> float | None:
-        """Return the fit's error, relative to what it explains."""
+        """Return the error of the fit, relative to the values that it explains."""
         return None if self._estimate is None else self._estimate.fit_error
 
     def _fit(self) -> Estimate | None:
-        # More columns are never told apart where fewer are not (interlacing eigenvalues).
+        # More columns are never separable where fewer are not (interlacing eigenvalues).
         if condition_of(self._squares.total(), self._fewest_columns) > HIGHEST_CONDITION:
             return None
         while self._unsummed:
@@ -105,10 +104,10 @@ class RollingFit:
 
 
 class _LastSums:
-    """The sums of the last rows of numbers.
+    """Sums over the last rows of numbers.
 
     Attributes:
-        num: of the rows.
+        num: number of rows in the sums.
     """
 
     def __init__(self, num_columns: int, most: int) -> None:
@@ -117,11 +116,11 @@ class _LastSums:
         self._newer: deque[list[float]] = deque()
         self._newer_sum = [0.0] * num_columns
         self._older_sums: list[list[float]] = []
-        """The sum of the last of the older rows, of the last two, and so on."""
+        """Sum of the last older row, of the last two, and so on."""
         self._none = [0.0] * num_columns
 
     def add(self, row: list[float]) -> None:
-        """Take a row, in place of the oldest if there are as many as may be."""
+        """Add a row; it replaces the oldest one if the window is full."""
         if self.num == self._most:
             if not self._older_sums:
                 sums = self._none
@@ -136,6 +135,6 @@ class _LastSums:
         self._newer_sum = list(map(add, self._newer_sum, row))
 
     def total(self) -> list[float]:
-        """Return the sums of all of them."""
+        """Return the sums over all rows."""
         older = self._older_sums[-1] if self._older_sums else self._none
         return list(map(add, older, self._newer_sum))

@@ -1,4 +1,4 @@
-"""Samples as the join takes them: windows of one source, in columns."""
+"""Column form of counter samples: windows of one source, as the join reads them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SOURCES = ("pm", "gpm", "dcgm", "nvml")
-"""Best first: of two that tell the same only the better is taken."""
+"""Sources of joined samples, best first: of two with the same value only the better is used."""
 _JOINED = frozenset(("sm_active_share", "busy_share", "dram_share", "dram_read_bytes", "energy_uj"))
 
 _END_OF_TIME_NS = 1 << 62
 
 
 class Window(NamedTuple):
-    """Samples of one source: [samples] each."""
+    """Sample windows of one source: [samples] each."""
 
     source: str
     from_ns: Ints
@@ -31,16 +31,16 @@ class Window(NamedTuple):
 
     @property
     def end_ns(self) -> int:
-        """Return where the last of them ends."""
+        """Return the end of the last window."""
         return self.to_ns.item(-1)
 
 
 Told = Window | CounterSample
-"""The short windows of a sample, or the sample itself, which is one long one."""
+"""Short windows of a sample, or the sample itself, which is one long window."""
 
 
 def read(record: CounterSample) -> Told | None:
-    """Return the windows of a sample that tells what is joined; None if it is unreadable."""
+    """Return the windows of a sample with values to join, None for other or damaged ones."""
     if record.starts_ns:
         told = as_told(record)
         return None if told is None else in_order(told)
@@ -50,9 +50,9 @@ def read(record: CounterSample) -> Told | None:
 
 
 def as_told(record: CounterSample) -> Window | None:
-    """Return the windows of a sample in the order in which the source told it, whatever its times.
+    """Return the windows of a sample in the order of its columns, whatever their times.
 
-    None if it is unreadable, or tells nothing to be joined.
+    Return None if it is unreadable, or has no value to join.
     """
     if record.source not in SOURCES or _JOINED.isdisjoint(record.values):
         return None
@@ -73,13 +73,13 @@ def as_told(record: CounterSample) -> Window | None:
 
 
 def in_order(told: Window) -> Window | None:
-    """Put windows in the order of time, without those of no length; None if none is left."""
+    """Sort windows by time and drop empty ones; return None if none is left."""
     order = np.argsort(told.from_ns, kind="stable")
     return only(told, order[told.to_ns[order] > told.from_ns[order]])
 
 
 def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
-    """Return some of the windows, by place or mask; None for none."""
+    """Return some of the windows, by index or mask; None if there are none."""
     from_ns = told.from_ns[which]
     if not len(from_ns):
         return None
@@ -88,10 +88,10 @@ def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
 
 
 def together(told: list[tuple[Told, float]]) -> list[tuple[list[Told], float]]:
-    """Put samples of one source that tell the same together: they cost little more than one.
+    """Group the samples of one source with the same values: a group costs little more than one.
 
     Args:
-        told: samples, each with the share of the device that others used then.
+        told: samples, each with the share of the device that other processes used then.
     """
     found: dict[tuple[object, ...], tuple[list[Told], float]] = {}
     for each, foreign_share in told:
@@ -104,7 +104,7 @@ def together(told: list[tuple[Told, float]]) -> list[tuple[list[Told], float]]:
 
 
 def each_alone(told: Sequence[Told]) -> list[CounterSample]:
-    """Return samples of one source that tell the same as one sample for each window."""
+    """Return one sample per window of samples of one source with the same values."""
     samples = []
     for each in told:
         if isinstance(each, CounterSample):
@@ -120,7 +120,7 @@ def each_alone(told: Sequence[Told]) -> list[CounterSample]:
 
 
 def as_one(told: Sequence[Told]) -> Window:
-    """Return samples of one source that tell the same in columns."""
+    """Return the windows of samples of one source with the same values, as columns."""
     windows = [_alone(each) if isinstance(each, CounterSample) else each for each in told]
     if len(windows) == 1:
         return windows[0]
@@ -136,7 +136,7 @@ def as_one(told: Sequence[Told]) -> Window:
 
 
 def are_short(told: list[Told]) -> bool:
-    """Tell whether each of some samples' windows is shorter than most steps."""
+    """Return whether every window of the samples is shorter than most steps."""
     return all(
         each.end_ns - each.start_ns <= LONGEST_SHORT_NS
         if isinstance(each, CounterSample)
@@ -146,7 +146,7 @@ def are_short(told: list[Told]) -> bool:
 
 
 def num_windows_of(told: list[Told]) -> int:
-    """Return how many windows some samples have."""
+    """Return the number of windows in the samples."""
     return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in told)
 
 

@@ -1,12 +1,12 @@
-"""One engine's counters: samples of its devices in, what each phase and request took out.
+"""Counters of one engine: device samples in, counter values of phases and requests out.
 
-    steps ──► CountedDevice, each ◄── samples, in turn ◄── the samplers' rings
-                     │  settle, when a request has waited for it, and else now and then
+    steps ──► CountedDevice, one per device ◄── samples, in order ◄── the samplers' rings
+                     │  settle, when a request has waited for it, or periodically
                      ▼
-                  tenths ─► Accounts ─► requests
+                  buckets ─► Accounts ─► requests
 
-Everything happens at Ticks, so that a replay does the same; not at each of them, because settling
-a second costs little more than settling a tenth.
+Everything happens at Ticks, so that a replay gives the same result. Not every Tick settles, because
+settling a second costs little more than settling a bucket of 100 ms.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from inferscope.collector.steps import Execution, SplitStep
 from inferscope.records import EngineInfo, plain_uuid
 
 LONGEST_WAIT_NS = 500_000_000
-"""That a finished request waits for counters, and from there to the next Tick."""
+"""Longest wait of a finished request for counters; the next Tick ends it."""
 _REACH_NS = 2_500_000_000
-"""How far back a window may begin: sources that tell once a second included."""
+"""Age of the oldest window start: it covers sources that sample once a second."""
 _SETTLED_EVERY_NS = 1_200_000_000
-"""At least: most of what settling costs does not depend on how much there is to be settled. Two or
-three times as long as it takes from there until the next request has waited for it."""
+"""Longest interval between settlements, of which most of the cost is fixed. It is two to three
+times `LONGEST_WAIT_NS`, after which a waiting request settles earlier."""
 _KEPT_TENTHS = 3000
 _NO_SUMS = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
 _NEVER_NS = 1 << 62
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
-NO_DEVICE = "the engine does not say which device it runs on"
+NO_DEVICE = "the engine does not report its device"
 NO_COUNTERS = "runs on the CPU, which has no SMs"
-SHARED = "other processes use the device, too"
+SHARED = "other processes use the device too"
 UNSETTLED = "too few windows in which the phases differ"
 
 
@@ -59,40 +59,41 @@ class Counters:
     """The join of one engine's steps with samples of its devices.
 
     Attributes:
-        is_on: samples of its devices come.
-        reach_ns: where the next tenth begins; never while none come.
-        book_steps: books the steps that are known, before anything is settled.
-        found: what else all samples have come to.
-        num_unplaced: windows stamped by the wall clock when nobody can tell what it showed.
-        stamp_error_ns: how far off the newest windows stamped by it can be, None without such.
-        gauges: by device's uuid and by word, when it was told last, and what: each source has words
-            of its own, and may end alone.
-        host_use: by word, what its processes take of the host.
-        idle_uj: by device, energy that no step took.
-        recent: the last minutes' tenths: when each ended, and what `Settled` has, one after the
-            other.
-        foreign_ns: by device, how long others used it while this engine did not.
+        is_on: whether samples of its devices arrive.
+        reach_ns: start of the next bucket; `_NEVER_NS` without samples.
+        book_steps: callback that books the known steps before a settlement.
+        now_ns: time of the newest Tick.
+        found: totals of the join over all devices.
+        num_unplaced: windows stamped by the wall clock at times that have no mapping.
+        stamp_error_ns: error bound of the newest windows stamped by the wall clock, None without.
+        gauges: time and value of the newest sample, by device UUID and value name: each source has
+            its own names, and may stop alone.
+        host_use: use of the host by its processes, by value name.
+        idle_uj: energy not assigned to a step, in microjoules, by device.
+        recent: buckets of the last five minutes: end and concatenated fields of `Settled`.
+        foreign_ns: time for which other processes used a device while this engine did not, by
+            device.
     """
 
     def __init__(self, accounts: Accounts, rings: dict[int, RingState]) -> None:
         self._accounts = accounts
         self._rings = rings
         self._devices: dict[str, CountedDevice] = {}
-        """By uuid; where a rank does not tell whose it is, by its ring."""
+        """Devices by UUID, or by ring number for ranks that do not report theirs."""
         self._by_uuid: dict[str, list[int]] = {}
         self._device_of: dict[int, str] = {}
-        """By ring, as far as they tell."""
+        """UUID of the device, by ring, if its rank reports one."""
         self._steps_of: dict[int, CountedSteps] = {}
-        """By ring: its steps on its device."""
+        """Steps on the ring's device, by ring."""
         self._heard_ns = 0
         self._since_ns = 0
-        """From when on steps are noted: what was counted before cannot be joined."""
+        """Time from which steps are recorded: earlier samples cannot be joined."""
         self.is_on = False
         self.reach_ns = _NEVER_NS
         self.book_steps: Callable[[], None] = lambda: None
         self.now_ns = 0
         self._sums: dict[str, list[float]] = {}
-        """By device, of all tenths, what `Settled` has, one after the other."""
+        """Concatenated fields of `Settled`, summed over all buckets, by device."""
         self.found = Found()
         self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
@@ -107,35 +108,35 @@ class Counters:
 
     @property
     def totals(self) -> NDArray[np.float64]:
-        """Return what was counted since the fold began: [phases, counted], whole numbers."""
+        """Return the values counted since the fold began: [phases, counted], whole numbers."""
         return self._sum_of("values")
 
     @property
     def of_totals(self) -> NDArray[np.float64]:
-        """Return of what time or bytes these are: [phases, counted]."""
+        """Return the time or bytes that the totals cover: [phases, counted]."""
         return self._sum_of("known")
 
     @property
     def blurred(self) -> NDArray[np.float64]:
-        """Return of the totals what was divided over phases: [phases, counted]."""
+        """Return the part of the totals that was divided over phases: [phases, counted]."""
         return self._sum_of("blurred")
 
     def of_device(self, uuid: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what was counted of one device, and of what: [phases, counted] each."""
+        """Return one device's values, and the time or bytes they cover: [phases, counted] each."""
         return self._sum_of("values", uuid), self._sum_of("known", uuid)
 
     def _sum_of(self, field: str, device: str | None = None) -> NDArray[np.float64]:
-        """Return a part of the sums, of all devices unless one is named."""
+        """Return one field of the sums, over all devices unless one is named."""
         told = self._sums.values() if device is None else [self._sums.get(device, _NO_SUMS)]
         sums = np.sum([*told, _NO_SUMS], axis=0)
         parts = sums.reshape(len(Settled._fields), 2, NUM_COUNTED)
         part: NDArray[np.float64] = parts[Settled._fields.index(field)]
         return part
 
-    # --- what comes in ------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------
 
     def describe(self) -> None:
-        """Read again which ring's device is which: an engine has said who it is."""
+        """Map rings to devices again after a new EngineInfo."""
         self._by_uuid, self._device_of = {}, {}
         self._steps_of.clear()
         for number, ring in self._rings.items():
@@ -146,7 +147,7 @@ class Counters:
                 self._device_of[number] = uuid
 
     def sample(self, placed: Placed) -> None:
-        """Take a sample of any device of any host."""
+        """Add a sample of any device of any host."""
         record, window = placed.record, placed.window
         if record.source == TELLS_CPU:
             pids = {ring.opened.pid for ring in self._rings.values()}
@@ -175,10 +176,10 @@ class Counters:
         device.take(window)
 
     def reach(self, at_ns: int) -> None:
-        """Begin a tenth: note what requests have computed so far.
+        """Begin a bucket: record what requests have computed so far.
 
         Args:
-            at_ns: in it, `reach_ns` or later.
+            at_ns: a time in the bucket, `reach_ns` or later.
         """
         number = at_ns // TENTH_NS
         self.reach_ns = (number + 1) * TENTH_NS
@@ -194,13 +195,13 @@ class Counters:
         prefill_ns: list[int],
         moved: Moved,
     ) -> None:
-        """Take a step.
+        """Add a step.
 
         Args:
             run: its execution.
             split: its time, divided.
-            prefill_ns: of it, by rank.
-            moved: what it moved and computed.
+            prefill_ns: its prefill time, by rank.
+            moved: bytes and FLOPs of the step.
         """
         if len(run.ranks) == 1:
             (span,), (of_prefill_ns,) = run.ranks, prefill_ns
@@ -231,21 +232,21 @@ class Counters:
             device = self._devices[name] = CountedDevice(self.found)
         return device
 
-    # --- what comes out -----------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------
 
     def tick(self, through_ns: int, now_ns: int, *, is_awaited: bool) -> None:
-        """Settle what no step and no sample can change any more, if it is time to.
+        """Settle the buckets that no step or sample can change, if a settlement is due.
 
         Args:
-            through_ns: up to where all steps are known.
-            now_ns: the fold's time.
-            is_awaited: a request has waited for it as long as one may.
+            through_ns: time through which all steps are known.
+            now_ns: time of the fold.
+            is_awaited: whether a request has waited as long as it may.
         """
         self.now_ns, self._through_ns = now_ns, through_ns
         if not self.is_on:
             return
         is_silent = now_ns - self._heard_ns > SILENT_NS + LONGEST_WAIT_NS
-        # By the clock, not by when this fold began: who begins later hands over alike.
+        # Due times follow the clock, not the fold's start: folds that begin later emit alike.
         is_due = now_ns // _SETTLED_EVERY_NS != self._settled_at_ns // _SETTLED_EVERY_NS
         if not (is_silent or is_awaited or is_due):
             return
@@ -259,7 +260,7 @@ class Counters:
         self._steps_of.clear()
 
     def settle(self) -> None:
-        """Settle what can be since the last Tick."""
+        """Settle the buckets that were final at the last Tick."""
         through_ns = self._through_ns
         self._settled_at_ns = self.now_ns
         for name, device in self._devices.items():
@@ -273,7 +274,7 @@ class Counters:
         self._close_tenths(through_ns)
 
     def of(self, left: Sequence[Left]) -> list[RequestCounters]:
-        """Return what is known of requests that have ended."""
+        """Return the counter values of ended requests."""
         found = self.found
         errors = {SM_ACTIVE: found.sm.error(), ENERGY: found.energy.error()}
         tell = Teller(found.sources, errors).tell
@@ -281,7 +282,7 @@ class Counters:
         return [tell(of, each.totals) for of, each in zip(given, left, strict=True)]
 
     def reason(self) -> str:
-        """Return why nothing is counted; empty where something is."""
+        """Return the reason why there are no counter values, empty if there are some."""
         if not self._by_uuid:
             infos = [ring.info for ring in self._rings.values() if ring.info is not None]
             is_cpu = any(info.device.lower().startswith("cpu") for info in infos)
@@ -293,22 +294,22 @@ class Counters:
         return "" if self.totals.any() else UNSETTLED
 
     def info_of(self, uuid: str) -> EngineInfo | None:
-        """Return what a rank on a device says of itself, None where no rank is on it any more."""
+        """Return the EngineInfo of a rank on a device, None if no rank is on it."""
         infos = [self._rings[number].info for number in self._by_uuid.get(uuid, ())]
         return next((info for info in infos if info is not None), None)
 
     def gauges_of(self, uuid: str, now_ns: int) -> dict[str, float]:
-        """Return what was told last of a device, without what is old."""
+        """Return a device's newest sampled values, without stale ones."""
         since_ns = now_ns - SILENT_NS - LONGEST_WAIT_NS
         told = self.gauges.get(uuid, {})
         return {word: value for word, (told_ns, value) in told.items() if told_ns >= since_ns}
 
     def host_use_now(self, now_ns: int) -> dict[str, float]:
-        """Return what its processes take of the host, nothing where nobody tells any more."""
+        """Return the host use of its processes, empty if the samples are stale."""
         return self.host_use.copy() if self._host.is_told(now_ns) else {}
 
     def heard(self, now_ns: int) -> set[str]:
-        """Return the sources that are there now."""
+        """Return the sources that report now."""
         return {
             source
             for device in self._devices.values()
@@ -317,12 +318,12 @@ class Counters:
         }
 
     def recent_foreign_ns(self, since_ns: int) -> int | None:
-        """Return how long others used the devices lately, None where nobody tells."""
+        """Return the foreign use of the devices since a time, None without a sampler."""
         if not self.foreign_ns:
             return None
         return sum(foreign_ns for at_ns, foreign_ns in self._recent_foreign if at_ns >= since_ns)
 
-    # --- tenths -------------------------------------------------------------------------------
+    # --- buckets ------------------------------------------------------------------------------
 
     def _close_tenths(self, through_ns: int) -> None:
         settled = []
@@ -336,7 +337,7 @@ class Counters:
                 part = device.of_tenth(number)
                 self._sums[name] = list(map(add, self._sums.get(name, _NO_SUMS), _flat(part)))
                 whole = part if whole is None else _both(whole, part)
-            assert whole is not None  # tenths begin with the first device
+            assert whole is not None  # buckets begin with the first device
             self.recent.append((end_ns, array("d", _flat(whole))))
             self._settled_through_ns = end_ns
             settled.append(whole)
@@ -348,7 +349,7 @@ class Counters:
                 self._steps_of.clear()
 
     def _has_all(self, end_ns: int) -> bool:
-        """Tell whether every source that is there has told up to a time."""
+        """Return whether every present source has samples up to a time."""
         return all(device.has_all(end_ns, self.now_ns) for device in self._devices.values())
 
     def _is_over(self, end_ns: int) -> bool:
@@ -356,7 +357,7 @@ class Counters:
 
 
 def _flat(settled: Settled) -> list[float]:
-    """Return its fields, one after the other."""
+    """Return the concatenated fields of a settled bucket."""
     return [*settled.values, *settled.known, *settled.totals, *settled.blurred]
 
 

@@ -1,4 +1,4 @@
-"""What counters say of an engine, frozen: by phase since the fold began, and over the window."""
+"""Immutable view of an engine's counters: by phase since the fold began, and over the window."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PHASES = ("prefill", "decode")
 
 
 def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
-    """Freeze an engine's counters.
+    """Return a view of an engine's counters.
 
     Args:
-        engine: whose they are.
-        window_ns: how far back its use of the device is told.
+        engine: the engine.
+        window_ns: length of the window for its device use.
     """
     counters = engine.lives.counters
     found, values, blurred = counters.found, counters.totals, counters.blurred
@@ -68,12 +68,12 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
 
 
 def _totals(values: Floats, known: Floats, idle_uj: float) -> dict[str, dict[str, int]]:
-    """Return what was counted, by name and phase.
+    """Return the counted values by name and phase.
 
     Args:
         values: [phases, counted].
-        known: [phases, counted], of what time or bytes that is.
-        idle_uj: energy that no step took.
+        known: [phases, counted], time or bytes that the values cover.
+        idle_uj: energy not assigned to a step, in microjoules.
     """
     totals = {
         name: {phase: round(float(values[at, counted])) for at, phase in enumerate(_PHASES)}
@@ -86,7 +86,7 @@ def _totals(values: Floats, known: Floats, idle_uj: float) -> dict[str, dict[str
 
 
 def _devices(engine: EngineFold) -> dict[str, DeviceCounters]:
-    """Return what is told of each device of which somebody tells."""
+    """Return the counters of each sampled device, by driver UUID."""
     counters = engine.lives.counters
     infos = {uuid: counters.info_of(uuid) for uuid in counters.gauges}
     boards = {uuid: info.device_uuid for uuid, info in infos.items() if info is not None}
@@ -104,7 +104,7 @@ def _devices(engine: EngineFold) -> dict[str, DeviceCounters]:
 
 
 def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:
-    """Return how the phases used the device over the window; nothing where nothing is known."""
+    """Return the device use of each phase over the window, empty without samples."""
     since_ns = engine.now_ns - window_ns
     recent = [each for end_ns, each in engine.lives.counters.recent if end_ns >= since_ns]
     if not recent:
@@ -115,7 +115,7 @@ def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:
     for at, phase in enumerate(_PHASES):
 
         def rate(counted: int, phase: int = at) -> float | None:
-            """Return units per nanosecond of the phase's own time, as far as samples cover it."""
+            """Return units per nanosecond of the phase's own time that samples cover."""
             total = cover[phase, counted]
             covered_ns = known[phase, counted] / total * cover[phase, SM_ACTIVE] if total else 0
             return float(values[phase, counted] / covered_ns) if covered_ns > 0 else None

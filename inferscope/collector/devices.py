@@ -1,9 +1,9 @@
-"""Where a device's wall time goes: busy for a phase, busy for nobody, idle.
+"""Division of a device's wall time: busy in a phase, busy without a request, idle.
 
-A device does one thing at a time. Where spans overlap (the host's clock, steps launched ahead) the
-later one counts from where the earlier one ended, so that all parts sum to the wall exactly.
+A device runs one step at a time. If spans overlap (the host's clock, steps launched ahead), the
+later one counts from the end of the earlier one, so the parts sum to the wall time exactly.
 
-A rank that is started again goes on where the one before it ended: its device is one.
+A restarted rank continues the device time of its predecessor.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ BUSY = ("prefill", "decode", "padding", "unattributed")
 
 
 class RankTime:
-    """The busy time of one rank's device.
+    """Busy time of one rank's device.
 
     Attributes:
-        until_ns: explained up to here.
-        busy_ns: by BUSY.
+        until_ns: time through which steps are booked.
+        busy_ns: busy time, in the order of `BUSY`.
     """
 
     def __init__(self, first_ns: int) -> None:
-        """Start where the fold's time starts."""
+        """Start at the fold's first time."""
         self.until_ns = first_ns
         self.busy_ns = [0, 0, 0, 0]
 
@@ -40,9 +40,9 @@ class RankTime:
         """Add a step.
 
         Args:
-            start_ns: on the host's clock.
-            end_ns: likewise.
-            parts_ns: of its time, by BUSY; they sum to it.
+            start_ns: start on the host's clock.
+            end_ns: end on the host's clock.
+            parts_ns: parts of its time, in the order of `BUSY`; they sum to it.
         """
         if start_ns < self.until_ns:
             left_ns = end_ns - self.until_ns
@@ -55,12 +55,12 @@ class RankTime:
     def seconds_by_ns(
         self, wall_ns: int, *, no_work_ns: int, foreign_ns: int | None = None
     ) -> dict[str, int]:
-        """Return where the wall time went; what is neither busy nor workless waited for the host.
+        """Return the wall time by use; idle time with requests counts as a host gap.
 
         Args:
-            wall_ns: up to `until_ns` at least.
-            no_work_ns: idle time in which no request was there.
-            foreign_ns: idle time in which others used the device, None where nobody tells.
+            wall_ns: wall time, up to `until_ns` at least.
+            no_work_ns: idle time without requests.
+            foreign_ns: idle time in which other processes used the device, None if unknown.
         """
         idle_ns = wall_ns - sum(self.busy_ns)
         no_work_ns = min(no_work_ns, idle_ns)
@@ -69,16 +69,16 @@ class RankTime:
         return spent if foreign_ns is None else with_foreign(spent, foreign_ns)
 
     def followed_by(self, heir: RankTime) -> RankTime:
-        """Return the time of both as one's; the heir's began when this one's was over."""
+        """Return the sum of both times; the successor began after this one ended."""
         both = RankTime(max(self.until_ns, heir.until_ns))
         both.busy_ns = [one + other for one, other in zip(self.busy_ns, heir.busy_ns, strict=True)]
         return both
 
 
 def with_foreign(spent_ns: dict[str, int], foreign_ns: int) -> dict[str, int]:
-    """Take what others used a device for off its idle time.
+    """Move other processes' use of a device from its idle time to `foreign`.
 
-    Samples do not say in which gaps that was: both kinds of idle time give alike.
+    Samples do not locate it in gaps, so both kinds of idle time shrink in proportion.
     """
     no_work_ns, gap_ns = spent_ns["idle_no_work"], spent_ns["idle_host_gap"]
     idle_ns = no_work_ns + gap_ns
@@ -92,27 +92,27 @@ def with_foreign(spent_ns: dict[str, int], foreign_ns: int) -> dict[str, int]:
 
 
 class Line(NamedTuple):
-    """Device time of processes of one role and rank that came one after the other's end."""
+    """Device time of successive processes of one role and rank."""
 
     first: int
-    """Number of the oldest ring."""
+    """Number of the oldest process's ring."""
     ring: RingState
-    """The newest one."""
+    """Ring of the newest process."""
     time: RankTime
-    """The sum over these processes."""
+    """Sum over these processes."""
 
 
 def successions(
     told: Iterable[tuple[RingState, RankTime]], *, before: Iterable[Line] = ()
 ) -> list[Line]:
-    """Join the time of a process and of those of its role and rank that came after its end.
+    """Add up the device time of each process and its successors in role and rank.
 
     Args:
-        told: by age of the rings.
-        before: of older ones.
+        told: rings with their times, oldest first.
+        before: lines of older rings.
 
     Returns:
-        all lines, by age.
+        all lines, oldest first.
     """
     lines = list(before)
     for ring, time in told:
@@ -127,7 +127,7 @@ def successions(
 
 
 def by_name(times: Iterable[DeviceTime]) -> list[DeviceTime]:
-    """Add up what is told of devices that nothing tells apart."""
+    """Add up the times of devices that have the same name."""
     found: dict[str, DeviceTime] = {}
     for time in times:
         same = found.get(time.device)

@@ -1,6 +1,6 @@
-"""What an engine's totals need of the rings that it dropped: those of processes that were replaced.
+"""Totals over the dropped rings of an engine: those of replaced processes.
 
-An engine that is restarted for months under one id has thousands of rings, and each would take
+An engine that restarts for months under one ID has thousands of rings; each one that is kept takes
 time at every Tick.
 """
 
@@ -21,11 +21,11 @@ class DroppedRings:
 
     Attributes:
         lines: device time of their ranks, which later processes continue.
-        cost_ns: of their probes.
-        num_replaced: those whose end was the engine's, and not in good order.
-        has_spans: some reported when steps were executed.
-        is_synthetic: some said that their records are made up.
-        skewed_clocks: of the newest ones.
+        cost_ns: cost of their probes.
+        num_replaced: rings whose end was the engine's, without a shutdown record.
+        has_spans: whether one reported executed steps.
+        is_synthetic: whether one has synthetic records.
+        skewed_clocks: skewed clocks of the newest rings.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class DroppedRings:
         rings: Iterable[RingState],
         is_synthetic: bool,
     ) -> None:
-        """Add what one ring adds to the totals.
+        """Add a ring to the totals.
 
         Args:
-            ring: to be dropped; older ones of its role and rank were, if they have device time.
-            time: of its rank's device, None where it reported no steps.
-            rings: the engine's, this one among them.
-            is_synthetic: its records, or those of its device, are made up.
+            ring: ring to drop, after the older ones of its role and rank that have device time.
+            time: time of its rank's device, None if it reported no steps.
+            rings: rings of the engine, this one included.
+            is_synthetic: whether its records, or those of its device, are synthetic.
         """
         rings = list(rings)
         if time is not None:

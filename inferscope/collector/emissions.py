@@ -1,7 +1,7 @@
-"""What tokens mean for the requests that emit them: the ledger, the first token, the gaps between.
+"""Effects of token emissions on their requests: ledger, first token and gaps between tokens.
 
-Tokens leave the core's loop first, then a front end. The edge that counts for a request is the last
-one that we see: the front end's if it has one.
+Tokens leave the core's loop first, then a front end. A request is timed at the last observed edge:
+that of its front end, if it has one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Counts = NDArray[np.uint32]
 
 
 class Emissions:
-    """Emissions of one engine's requests, in the order of time.
+    """Emissions of one engine's requests, in order of time.
 
     Attributes:
-        num_front_ends: front ends seen; their emissions are the delivery.
+        num_front_ends: number of observed front ends; their emissions are the delivery.
     """
 
     def __init__(self, table: RequestTable, windows: Windows) -> None:
@@ -30,12 +30,12 @@ class Emissions:
         self.num_front_ends = 0
 
     def in_core(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens leave the engine's loop; where no front end is seen that is their delivery.
+        """Book tokens that leave the engine's loop; without a front end this is their delivery.
 
         Args:
             slots: [requests].
-            counts: [requests], tokens of each; None where each has one, and is there once.
-            at_ns: when.
+            counts: [requests], tokens of each; None if slots are distinct with one token each.
+            at_ns: time of the emission.
         """
         if not len(slots):
             return
@@ -53,7 +53,7 @@ class Emissions:
         self._at_edge(slots, counts, at_ns)
 
     def at_front_end(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens leave a front end; those of requests that are timed in the engine do not count."""
+        """Book tokens that leave a front end, except those of requests timed in the engine."""
         at_edge = self._table.has_front_end[slots]
         if not at_edge.all():
             slots = slots[at_edge]
@@ -61,14 +61,14 @@ class Emissions:
         self._at_edge(slots, counts, at_ns)
 
     def blocked(self, slots: Ints, blocked_ns: Ints, until_ns: int) -> None:
-        """Keep until when, and for how long, clients did not read; ahead of their tokens."""
+        """Record the time for which clients did not read; call this before their tokens."""
         table = self._table
         for slot, ns in zip(slots.tolist(), blocked_ns.tolist(), strict=True):
             if ns > 0 and table.has_front_end[slot]:
                 table.blocked.add(slot, ns, until_ns)
 
     def _at_edge(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
-        """Tokens reach the edge that the client sees, or the last one that we see."""
+        """Book tokens at the last observed edge before the client."""
         if not len(slots):
             return
         tokens = self._table.tokens
@@ -82,7 +82,7 @@ class Emissions:
         self._first_tokens(firsts, at_ns)
 
     def _together(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
-        """Take an emission of a team; who has not just joined it has waited as long as all."""
+        """Book one token for each slot; slots that emitted last time share one gap."""
         tokens = self._table.tokens
         tbt = self._windows.at(at_ns).durations["tbt"]
         joining = tokens.gather(slots, is_in_engine=is_in_engine)

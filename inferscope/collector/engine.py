@@ -1,8 +1,8 @@
-"""One engine's fold: its rings' records in, final steps and requests out.
+"""Fold of one engine: its rings' records in, final steps and requests out.
 
-Steps are joined and split as soon as all their records are in. Everything that touches a request's
-ledger waits on the timeline until no step that began before it is still open to change. Then facts
-are taken in the order in which they happened, and booked window by window.
+A step is joined and split once all its records are in. Every change to a request's ledger waits on
+the timeline until no step that began before it can change. Then changes are applied in the order of
+their times, and booked window by window.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ Ints = NDArray[np.int64]
 
 
 class EngineFold:
-    """The state of one engine.
+    """State of one engine.
 
     Attributes:
         lives: its requests, and the metrics over them.
-        rings: by number.
-        dropped: what is left of those that others have replaced.
-        info: what the engine says of itself, None before it has.
-        book: the cost models in force.
+        rings: rings by number.
+        dropped: totals over the rings of replaced processes.
+        info: newest EngineInfo of the highest authority, None before the first.
+        book: current cost models.
         joins: steps that are not split yet.
-        paused_ns: since when it is paused, None while it is not.
+        paused_ns: start of the current pause, None if it is not paused.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class EngineFold:
         """Start empty.
 
         Args:
-            engine_id: whose rings come here.
-            sinks: receive final steps and requests.
-            mix: takes bytes into the fold's digest; None where it has none.
-            samplers: know how its devices are.
-            keep: what for those who look at it.
-            book: cost models of a pass before; None to learn them.
+            engine_id: ID of the engine.
+            sinks: receivers of final steps and requests.
+            mix: function that adds bytes to the fold's digest; None without a digest.
+            samplers: state of the samplers, which includes device health.
+            keep: what to retain for views.
+            book: cost models of an earlier pass; None to learn them.
         """
         self.engine_id = engine_id
         self._samplers = samplers
@@ -117,7 +117,7 @@ class EngineFold:
         self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None
         self._told_by = 0
-        """The authority of who said so."""
+        """Authority of the ring that `info` comes from."""
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
@@ -126,9 +126,9 @@ class EngineFold:
         self._num_unread = 0
         self._timeline = Timeline()
         self._through_ns = 0
-        """Up to where facts are taken."""
+        """Time through which changes are applied."""
         self._num_booked = self._num_seen = 0
-        """Steps joined when a window was booked, and when that was last asked."""
+        """Steps joined at the last booked window, and at the last check for one."""
         self._bookings = Bookings(engine_id, self.lives, sinks, mix)
         self.joins = Joins(
             self.rings,
@@ -163,7 +163,7 @@ class EngineFold:
         return ring
 
     def fold(self, ring: RingState, record: Record) -> None:
-        """Take one record of one of this engine's rings."""
+        """Fold one record of one of this engine's rings."""
         t_ns = record.t_ns
         if t_ns > self.now_ns:
             self.now_ns = t_ns
@@ -177,10 +177,10 @@ class EngineFold:
             handler(ring, record)
 
     def tick(self, now_ns: int) -> list[RingOpened]:
-        """Move the fold's clock: decide on processes that went silent.
+        """Advance the fold's clock, and detect processes that are silent or lost.
 
         Returns:
-            the rings that were dropped, because others have replaced them long ago.
+            the dropped rings: their processes were replaced long ago.
         """
         self.now_ns = max(self.now_ns, now_ns)
         newest = heirs(self.rings.values(), self.now_ns)
@@ -188,7 +188,7 @@ class EngineFold:
             heir = newest.get(ring.slots.teller, ring)
             is_succeeded = heir.opened.start_ns > ring.last_ns
             is_silent = ring.is_silent(now_ns) or is_succeeded
-            is_to_come = ring.opened.start_ns > now_ns  # a reader of the past has opened all
+            is_to_come = ring.opened.start_ns > now_ns  # a history reader opens all rings at once
             has_time = is_silent and not is_succeeded and self.joins.has_just_begun(ring, now_ns)
             ring.is_out = (is_silent and not has_time) or is_to_come or not ring.is_observing
             if is_silent and not ring.is_lost and ring.slots.known():
@@ -210,34 +210,34 @@ class EngineFold:
         return self._drop_replaced(newest) if len(self.rings) > len(newest) else []
 
     def end(self) -> None:
-        """Finalise what is known: no more records come."""
+        """Finalize all steps and requests: no more records come."""
         self.joins.complete()
         self._fold_window(is_last=True)
         self.lives.end()
 
     def missed(self, ring: RingState) -> None:
-        """Note that frames of a ring were lost: its requests' ledgers have holes."""
+        """Note that frames of a ring were lost: its requests' ledgers have gaps."""
         ring.has_lost_frames = True
         self._tell_holes(ring)
 
     @property
     def num_unjoined(self) -> int:
-        """Return how many records, or steps of them, contradict each other or never came."""
+        """Return the number of records or steps that are inconsistent or incomplete."""
         return self._num_unread + self.joins.num_unjoined
 
     @property
     def num_partial(self) -> int:
-        """Return how many steps were split without some rank's span."""
+        """Return the number of steps split without some rank's span."""
         return self.joins.num_partial
 
     @property
     def has_steps(self) -> bool:
-        """Tell whether a device was seen working."""
+        """Return whether a ring reported executed steps."""
         return self.dropped.has_spans or any(ring.has_spans for ring in self.rings.values())
 
     @property
     def is_synthetic(self) -> bool:
-        """Tell whether its records, or those of a device of its, say that they are made up."""
+        """Return whether its records, or those of one of its devices, are synthetic."""
         return self.dropped.is_synthetic or any(map(self._is_synthetic, self.rings.values()))
 
     def _is_synthetic(self, ring: RingState) -> bool:
@@ -246,30 +246,30 @@ class EngineFold:
 
     @property
     def probe_cost_ns(self) -> int:
-        """Return what its probes have cost since the fold began."""
+        """Return the cost of its probes since the fold began, in nanoseconds."""
         told = (ring.health for ring in self.rings.values())
         return self.dropped.cost_ns + sum(each.cost_ns for each in told if each is not None)
 
     @property
     def skewed_clocks(self) -> tuple[SkewedClock, ...]:
-        """Return its processes whose clocks were corrected, or are not the core's."""
+        """Return the clocks of its processes that were corrected or differ from the core's."""
         return (*self.dropped.skewed_clocks, *skewed_clocks(self.rings.values()))
 
     @property
     def has_unfolded(self) -> bool:
-        """Return whether facts wait for a step to end, or for requests that arrived during it."""
+        """Return whether changes wait for a step to end, or for requests that arrived in it."""
         return bool(self._timeline.waiting())
 
     @property
     def unfolded(self) -> tuple[int, int] | None:
-        """Return from when to when steps run that are not folded; None where there are none."""
+        """Return start and end of the steps that are not folded; None if there are none."""
         since_ns = self.joins.oldest_ns(self.now_ns)
         return None if since_ns is None else (since_ns, self.joins.busy_until_ns(self.now_ns))
 
     def states(self) -> dict[int, int]:
-        """Return the states of requests, by slot, that the ledger has not come to.
+        """Return the states of requests, by slot, that are not in the ledger yet.
 
-        What is told while a step is under way waits for its end; who is admitted to it runs by now.
+        Changes reported during a step wait for its end; a request admitted to it is running by now.
         """
         states = {}
         for _, action, arguments in sorted(self._timeline.waiting(), key=itemgetter(0)):
@@ -280,7 +280,7 @@ class EngineFold:
         return states
 
     def is_spoken_of(self, request: InFlight, until_ns: int) -> bool:
-        """Tell whether a token of a request, or its end, up to a time, waits for an open step."""
+        """Return whether a token or the end of a request, up to a time, waits for an open step."""
         lives = self.lives
         known = lives.table.by_id.get(request.request_id)
         for at_ns, action, arguments in self._timeline.waiting():
@@ -299,7 +299,7 @@ class EngineFold:
         return False
 
     def device_times(self) -> list[DeviceTime]:
-        """Return where each rank's device's wall time went since the fold began."""
+        """Return the wall time of each rank's device by use, since the fold began."""
         device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
         told = [(self.rings[ring], time) for ring, time in sorted(self._bookings.ranks.items())]
         known = successions(told, before=self.dropped.lines)
@@ -318,7 +318,7 @@ class EngineFold:
         times = []
         for (ring, rank), info, name in zip(lines, infos, names, strict=True):
             if ring is not None and names.count(name) > 1:
-                name += f"#{ring.opened.rank}"  # what tells itself apart keeps its driver's name
+                name += f"#{ring.opened.rank}"  # a unique device keeps its driver's name
             uuid = _uuid_of(info)
             foreign_ns = self.lives.counters.foreign_ns.get(uuid)
             spent = rank.seconds_by_ns(
@@ -329,29 +329,29 @@ class EngineFold:
         return by_name(times)
 
     def ranks(self) -> tuple[int, int]:
-        """Return how many ranks tell of their steps, and how many the engine says there are."""
+        """Return the number of ranks that report steps, and the number that the engine states."""
         sizes = self.info.sizes if self.info is not None else (1, 1, 1, 1)
         seen = sum(ring.has_spans and not ring.is_out for ring in self.rings.values())
         return seen, max(seen, sizes[0] * sizes[1] * sizes[2])
 
     def _through(self) -> int:
-        """Return up to when nothing can change any more: the start of the oldest open step."""
+        """Return the time through which nothing can change: the start of the oldest open step."""
         oldest_ns = self.joins.oldest_ns(self.now_ns)
         return self.now_ns + 1 if oldest_ns is None else oldest_ns
 
     def _fold_window(self, *, is_last: bool = False) -> bool:
-        """Take and book what happened before the watermark, if that is worth a window.
+        """Apply and book the changes before the watermark, if a window is due.
 
-        A window has its own cost: while steps are many it waits for some, but not for long.
+        A window has a fixed cost: while there are many steps it waits for several, but not long.
 
         Returns:
-            whether it was.
+            whether a window was due.
         """
         num_joined = self.joins.num_joined
         are_few = num_joined - self._num_seen < _FEW_STEPS
         is_full = num_joined - self._num_booked >= _MOST_STEPS
         self._num_seen = num_joined
-        # By Ticks alone, and not by the last window: readers that start elsewhere agree.
+        # Due times depend on Ticks alone, so readers with another start cut the same windows.
         is_due = self.now_ns % _WINDOW_NS < TICK_NS
         if not (are_few or is_full or is_due or is_last):
             return False
@@ -367,7 +367,7 @@ class EngineFold:
     # --- rings --------------------------------------------------------------------------------
 
     def _drop_replaced(self, newest: dict[tuple[str, int], RingState]) -> list[RingOpened]:
-        """Drop the rings of processes that others have replaced; return them."""
+        """Drop the rings of replaced processes; return them."""
         dropped: list[RingOpened] = []
         ranks = self._bookings.ranks
         for ring in sorted(replaced(self.rings.values(), newest, self.now_ns), key=_number):
@@ -392,7 +392,7 @@ class EngineFold:
         return dropped
 
     def _has_older(self, ring: RingState) -> bool:
-        """Return whether device time of an older process of its role and rank comes first."""
+        """Return whether an older process of its role and rank still has device time."""
         number, teller = _number(ring), ring.slots.teller
         ranks = self._bookings.ranks
         return any(each < number and self.rings[each].slots.teller == teller for each in ranks)
@@ -404,7 +404,7 @@ class EngineFold:
         told = self.info
         if ring.authority < self._told_by:
             assert told is not None
-            info = told  # of which the device may be what this ring is about to say
+            info = told  # this ring may now report the device that it lacks
         else:
             self._told_by = ring.authority
         info = self._on_device(info)
@@ -416,7 +416,7 @@ class EngineFold:
         self.info = info
 
     def _on_device(self, info: EngineInfo) -> EngineInfo:
-        """Add the device of the first rank that has one, as it is now: a core may be on none."""
+        """Return an info with the device of the first rank that has one: a core may have none."""
         if info.device:
             return info
         workers = [
@@ -455,7 +455,7 @@ class EngineFold:
     def _on_clock(self, ring: RingState, clock: Clock) -> None:
         if clock.device_ns is None:
             ring.take_clock(clock)
-        # An anchor of the device may stand within a keyframe that lists many requests.
+        # A device anchor may lie within a keyframe that lists many requests.
         if ring.listed is not None and clock.device_ns is None:
             self._reconcile(ring, ring.listed, clock.t_ns)
             ring.listed = None
@@ -473,10 +473,10 @@ class EngineFold:
             self.lives.windows.add(health.t_ns, "probe_hidden_ns", min(max(hidden_ns, 0), spent_ns))
 
     def _enter_state(self, ring: RingState, state: int, at_ns: int) -> None:
-        """Take a probe's state; a core that is no longer observed keeps no request.
+        """Set a probe's state; end the requests of a core that is no longer observed.
 
-        Its process goes on and ends them, and no record of it says so. A probe that is switched on
-        again lists those that are left.
+        Its process continues and ends them without a record. When the probe is switched on again,
+        it lists the remaining ones.
         """
         was_keeping = ring.is_keeping
         ring.enter(state)
@@ -490,7 +490,7 @@ class EngineFold:
             self._num_unread += 1
 
     def _on_live(self, ring: RingState, live: Live) -> None:
-        """Take in requests that were under way before the records that we have."""
+        """Add requests that were in flight before the first record."""
         if not ring.is_keeping:
             return
         try:
@@ -510,7 +510,7 @@ class EngineFold:
             arrived_ns = min(max(arrived_ns, 0), live.t_ns)
             request = table.by_id.get(request_id)
             if self.lives.has_ended(request_id, arrived_ns):
-                # Lost with its core, while a front end that lives on still has its client.
+                # It was lost with its core, but a surviving front end still lists it.
                 ring.slots.highest = max(ring.slots.highest, index)
                 continue
             is_over = request is not None and request.over_ns is not None
@@ -532,10 +532,10 @@ class EngineFold:
                 table.ledger.place(request.slot, ring.dp_rank)
 
     def _reconcile(self, ring: RingState, listed: set[int], at_ns: int) -> None:
-        """Let go of requests that a ring knows no more: their end was lost, or never told.
+        """End the requests that a ring no longer lists: the record of their end is missing.
 
-        One keyframe is not enough, for a request leaves the probe's table just before its last
-        event is written; it is where frames were lost.
+        Without lost frames this takes two keyframes, because a request leaves the probe's table
+        just before its last event is written.
         """
         missing = set(ring.slots.known()) - listed
         gone = missing if ring.has_lost_frames else missing & ring.unlisted
@@ -546,7 +546,7 @@ class EngineFold:
             if request is not None:
                 self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
         if ring.state == OFF:
-            self._tell_holes(ring)  # what comes from here on is lost as well
+            self._tell_holes(ring)  # later records are missing as well
         else:
             ring.has_lost_frames = False
 
@@ -562,9 +562,9 @@ class EngineFold:
         return [request for request in found if request is not None]
 
     def _lose(self, ring: RingState) -> None:
-        """End what was in flight in a process that is gone."""
+        """End the requests in flight in a lost process."""
         ring.is_lost = True
-        # Where the probe has failed, the process may work on.
+        # After a probe failure the process may still run.
         was_killed, has_ended = ring.state == ON, ring.state in (ON, CLOSED)
         gone = ring.slots, self.joins.worked_until_ns(ring), self.now_ns, was_killed
         for request in self._requests_of(ring):
@@ -616,14 +616,14 @@ class EngineFold:
         self._timeline.push(told.end_ns, self.lives.transferred, request, moved)
 
     def _enter(self, ring: RingState, event: RequestEvent) -> Request | None:
-        """Find the request an event names, by the engine's own id, or add it."""
+        """Return the request of an event, by the engine's ID; add it if it is new."""
         table = self.lives.table
         known = ring.slots.get(event.index)
         if known:
             return table.by_slot[known]
         request = table.by_id.get(event.request_id)
         if request is not None and request.is_told_by(ring.slots.teller):
-            request = None  # the id is used again while its last owner is not final yet
+            request = None  # the ID is reused before its last request is final
         elif self.lives.has_ended(event.request_id, event.at_ns):
             ring.slots.highest = max(ring.slots.highest, event.index)
             return None
@@ -656,7 +656,7 @@ class EngineFold:
             slots = ring.slots.slots(np.frombuffer(emitted.requests, dtype=COLUMNS["requests"]))
             known = slots > 0
             if counts is None and len(set(slots.tolist())) < num:
-                counts = np.ones(num, dtype=np.uint32)  # not one team: somebody is twice in it
+                counts = np.ones(num, dtype=np.uint32)  # a slot occurs twice
             if counts is not None:
                 known &= counts > 0
             slots = slots[known]
@@ -671,7 +671,7 @@ class EngineFold:
             self._fold_window()
 
     def _on_blocked(self, ring: RingState, emitted: Emitted) -> None:
-        """Take for how long each client had not read what was written before."""
+        """Record the time for which each client had not read earlier output."""
         left_ns, num = emitted.left_ns, len(emitted.requests) // 4
         if len(emitted.blocked_ns) != 8 * num:
             self._num_unread += 1
@@ -698,27 +698,27 @@ def _number(ring: RingState) -> int:
 
 
 def _uuid_of(info: EngineInfo | None) -> str:
-    """Return whose device it is, as samples have it; empty where nobody says."""
+    """Return the device's UUID in the form of samples, empty if it is unknown."""
     return "" if info is None else plain_uuid(info.mig_uuid or info.device_uuid)
 
 
 def _calculable(info: EngineInfo) -> tuple[object, ...]:
-    """Return what costs follow from."""
+    """Return the fields that determine costs."""
     return info.shape, info.sizes, info.device, info.num_threads
 
 
 _SETTLE_NS = 100_000_000
-"""After which a step that nobody announced is told of: an idle engine reaps after half of it."""
+"""Delay after which no unplanned step can appear: an idle engine reports one in half of it."""
 _LONGEST_STEP_NS = 60_000_000_000
-"""Samples of devices wait this long for the end of a step."""
+"""Longest time that device samples wait for the end of a step."""
 _MOST_STEPS = 256
 """Most steps in a window."""
 _FEW_STEPS = 3
-"""Fewer between two Ticks are booked at once."""
+"""Number of steps between two Ticks below which they are booked at once."""
 _WINDOW_NS = 500_000_000
-"""Else a window is as long as the Ticks allow that are nearest to this."""
+"""Interval of windows with more steps, rounded to Ticks."""
 _ONE = b"\1\0\0\0"
-"""One token, as a column has it."""
+"""Count of one token in the encoding of a column."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)
 _TRANSITIONS: dict[int, Transition] = {
     TOKENISED: Lives.tokenised,
@@ -737,4 +737,4 @@ _BECOMES: dict[Transition, int] = {
     Lives.resumed: RUNNING,
     Lives.finished_in_engine: LEAVING,
 }
-"""What a request is after a transition, where that is plain."""
+"""State of a request after a transition, where the transition determines it."""

@@ -1,12 +1,12 @@
-"""From the records of rings to those that the fold knows: a `StepSame` becomes what it stands for.
+"""Expansion of ring records for the fold: a `StepSame` becomes the records that it stands for.
 
     StepSlices 7        kept, with its frame's number      StepSlices 7
     StepSame 8      ──► base is slices 7, contexts + 1 ──► Emitted 7, StepPlan 8, StepSlices 8
 
-It stands right before the fold, so that recordings keep frames as they were. The columns that do
-not change are the same objects in every step, by which the fold finds the rows that it has read.
-Where the base's frame is not the one that a StepSame points to, the frame was lost: the step has a
-plan and no slices, and the fold counts it as `unjoined` when it has been executed.
+It runs directly before the fold, so recordings keep the original frames. Unchanged columns are the
+same objects in every step, by which the fold finds the rows that it has read. If the base's frame
+is not the one that a StepSame refers to, that frame was lost: the step has a plan and no slices,
+and the fold counts it as `unjoined` after its execution.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from inferscope.records import (
 )
 
 _MOST_RINGS = 4096
-"""Rings whose last slices are kept; processes come and go."""
+"""Most rings whose last slices are kept."""
 _MOST_STEPS = 1 << 20
-"""Between a step and its base; more is damage."""
+"""Most steps between a step and its base; more means damage."""
 _LONGEST_NS = 1 << 62
 
 
 class _Base:
-    """The last StepSlices of a ring."""
+    """Last StepSlices of a ring."""
 
     __slots__ = ("contexts", "is_plain", "sequence", "slices")
 
@@ -42,24 +42,24 @@ class _Base:
         self.sequence = sequence
         self.slices = slices
         self.contexts: NDArray[np.uint32] | None = None
-        """None until the first step that repeats it."""
+        """Contexts of its rows; None until the first step that repeats it."""
         self.is_plain = True
 
 
 class Expansion:
-    """Expands the records of any number of rings."""
+    """Expander of the records of any number of rings."""
 
     def __init__(self) -> None:
         self._bases: dict[int, _Base] = {}
-        """Bases by ring number, in the order of use."""
+        """Bases by ring number, least recently updated first."""
 
     def of(self, ring: int, sequence: int, record: Record) -> Sequence[Record]:
         """Return the records that a ring's record stands for: itself, unless it is a StepSame.
 
         Args:
-            ring: the ring's number.
-            sequence: the number of the record's frame.
-            record: of the ring, in its order.
+            ring: number of the ring.
+            sequence: number of the record's frame.
+            record: record of the ring, in the ring's order.
         """
         kind = type(record)
         if kind is StepSlices:

@@ -1,4 +1,4 @@
-"""What the fold has decided and will not revise: final steps, final requests.
+"""Final steps and final requests, which the fold does not revise.
 
 Sinks (exporters) receive these, once each, in the order of the fold.
 """
@@ -26,20 +26,20 @@ Ints = NDArray[np.int64]
 
 
 CORE_NOT_OBSERVED = "core not observed"
-"""Why a request has no ledger: no core reported it, and there is none that would have."""
+"""Reason for a missing ledger: no core reported the request, and no core is observed."""
 NOT_SEEN_BY_CORE = "not seen by the core"
-"""Why a request has no ledger: it was sent to a core that is observed and never reported it."""
+"""Reason for a missing ledger: the observed core never reported the request."""
 SEVERAL_CORES = "several cores under one engine id"
-"""Why a request has no ledger: two processes numbered their steps alike while it was in flight."""
+"""Reason for a missing ledger: two processes used the same step numbers while it was in flight."""
 WORKER_NOT_OBSERVED = "worker not observed"
-"""Why a request has no ledger: no process reports when its engine computed."""
+"""Reason for a missing ledger: no process reports the engine's step times."""
 
 MOST_TRANSFERS = 64
-"""Kept of one request; all are in its ledger."""
+"""Most transfers kept per request; its ledger contains all."""
 
 
 class Unnamed(msgspec.Struct, frozen=True, gc=False):
-    """What a rank computed for requests that only another host can name."""
+    """Compute of one rank for requests that only another host knows."""
 
     prefill_tokens: int
     prefill_ns: int
@@ -48,7 +48,7 @@ class Unnamed(msgspec.Struct, frozen=True, gc=False):
 
 
 class FinalStep(msgspec.Struct, frozen=True, gc=False):
-    """One step on one rank, split. Arrays have one entry per row (a phase of a request)."""
+    """Split step on one rank. Arrays have one entry per row (a phase of a request)."""
 
     engine_id: str
     dp_rank: int
@@ -58,7 +58,7 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     end_ns: int
     measured_ns: int
     clock: str
-    """device or host."""
+    """Clock of the times: device or host."""
     mode: str
     is_cold: bool
     fit_id: str
@@ -71,44 +71,45 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     padding_ns: int
     unattributed_ns: int
     model_residual: float
-    """Measured over modelled time, less one."""
+    """Measured over modelled time, minus one."""
     is_dummy: bool = False
-    """It kept a data-parallel rank in step with the others, and computed nothing for anybody."""
+    """Whether the step only kept a data-parallel rank in step, without any request."""
     components: Components | None = None
-    """What it was split with, for other rules than `fair`; None where it was of no request."""
+    """Inputs of the split, for rules other than `fair`; None without requests."""
     delay: Delay | None = None
-    """What its requests waited for, over all ranks; None where it was of no request."""
+    """Causes of its requests' waits, over all ranks; None without requests."""
     unnamed: Unnamed | None = None
-    """Of a rank whose core is on another host: its phases, in place of requests."""
+    """Phases in place of requests, for a rank whose core is on another host."""
     is_provisional: bool = False
-    """It was split by a model that fewer than `ENOUGH_STEPS` steps had corrected."""
+    """Whether fewer than `ENOUGH_STEPS` steps had corrected the model that split it."""
     bounded_ns: int = 0
-    """Part of the delay that measured steps took off what the model says of one request alone."""
+    """Part of the delay, in nanoseconds, by which measured steps reduced the modelled time of one
+    request alone."""
 
     @property
     def busy_ns(self) -> int:
-        """Return what the shares sum to, or the phases where requests are not known."""
+        """Return the sum of the shares, or of the phases if requests are unknown."""
         return self.measured_ns - self.padding_ns - self.unattributed_ns
 
 
 class PhaseWork(msgspec.Struct, frozen=True, gc=False):
-    """What one phase of a request computed and moved, beside its time and its FLOPs."""
+    """Tokens and modelled bytes of one phase of a request."""
 
     tokens: int = 0
     hbm_read_bytes: int | None = None
-    """Modelled; None where the model's shape is not counted."""
+    """Modelled bytes read; None if the model's work is not counted."""
     hbm_write_bytes: int | None = None
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """A part of a phase's tokens, and of its time."""
+    """Part of a phase's tokens and time."""
 
     tokens: int = 0
     ns: int = 0
 
 
 class Saved(msgspec.Struct, frozen=True, gc=False):
-    """What a request's cached prompt tokens would have cost; modelled, None where unknown."""
+    """Modelled cost of a request's cached prompt tokens, had they been computed; None: unknown."""
 
     flops: int | None = None
     ns: int | None = None
@@ -116,19 +117,19 @@ class Saved(msgspec.Struct, frozen=True, gc=False):
 
 
 class KvTransfer(msgspec.Struct, frozen=True, gc=False):
-    """KV blocks that came from another worker. Times are host nanoseconds."""
+    """Transfer of KV blocks from another worker. Times are host nanoseconds."""
 
     start_ns: int
     end_ns: int
     num_bytes: int
     peer: str
-    """The other worker: its engine's id where that is known, else its address."""
+    """Other worker: its engine ID if known, else its address."""
     peer_request_id: str = ""
-    """What that engine calls the request; then `peer` is its engine's id."""
+    """ID of the request in that engine; `peer` is then its engine ID."""
 
 
 class FinalRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request, explained. Times are host nanoseconds."""
+    """Final request with its ledgers. Times are host nanoseconds."""
 
     engine_id: str
     request_id: str
@@ -145,7 +146,7 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     last_token_ns: int | None
     delivered_ns: int
     arrived_at: str
-    """http or engine: the edge where the time was taken."""
+    """Edge at which the arrival was timed: http or engine."""
     delivered_at: str
     finish: str
     joined_late: bool
@@ -159,65 +160,65 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     prefill_flops: int | None
     decode_flops: int | None
     is_alone: bool
-    """It shared no step: its compute is measured, not apportioned."""
+    """Whether it shared no step, so its compute is measured, not apportioned."""
     fit_id: str
     clock: str
     preempted_ns: tuple[tuple[int, int], ...] = ()
-    """From when until when it was out of the running batch; as many as `num_preemptions`."""
+    """Start and end of each interval outside the running batch, one per preemption."""
     parts: tuple[PromptPart, ...] = ()
-    """Of its prompt, where client or server said whose tokens are whose."""
+    """Parts of its prompt, if client or server labelled the tokens."""
     reasoning_tokens: int | None = None
-    """Of its output; None where the engine does not tell."""
+    """Reasoning tokens in its output; None if the engine does not report them."""
     blame: tuple[BlameShare, ...] = ()
-    """Of the causes that lie with other requests, with whom; each cause's sum to its row. Empty
-    where the fold has no sink that could take it."""
+    """Shares of other requests in its waits; those of a cause sum to its ledger row. Empty if no
+    sink of the fold reads them."""
     prefill_work: PhaseWork = PhaseWork()
     decode_work: PhaseWork = PhaseWork()
     recomputed: Part = Part()
-    """Of prefill: computed before, and lost to a preemption."""
+    """Part of prefill that repeats compute lost to a preemption."""
     rejected: Part = Part()
-    """Of decode: drafts that the model did not take, by tokens of their slices."""
+    """Part of decode spent on rejected drafts, by tokens of their slices."""
     drafted: Part = Part()
-    """Of decode's time, the drafting. Its FLOPs and bytes are another model's, and unknown."""
+    """Part of decode's time spent on drafting; the draft model's FLOPs and bytes are unknown."""
     saved: Saved = Saved()
-    """By the prefix cache."""
+    """Cost that the prefix cache saved."""
     counters: RequestCounters = NOT_COUNTED
-    """What samples of its devices say."""
+    """Counter values from samples of its devices."""
     judged: Judged | None = None
-    """By a reader's objectives; None where it has none."""
+    """Verdict by the reader's objectives; None without objectives."""
     transfers: tuple[KvTransfer, ...] = ()
-    """Of its KV blocks from another worker; the first MOST_TRANSFERS."""
+    """First MOST_TRANSFERS transfers of its KV blocks from another worker."""
     ledger_missing: str = ""
-    """Why the request has no ledger; then both ledgers, what it computed and its blame are unknown,
-    whatever the fields hold. Empty where it has one."""
+    """Reason for a missing ledger, empty if there is one. With a reason, the ledgers, compute and
+    blame are unknown, whatever their fields hold."""
     is_partial: bool = False
-    """It was in a step of which no rank reported the execution: its ledger books that time as
-    `cpu_gap`, and nothing is known of what it computed."""
+    """Whether it was in a step whose execution no rank reported: its ledger books that time as
+    `cpu_gap`, and its compute in that step is unknown."""
     adapter: str = ""
-    """LoRA, as the engine says, else an allowed header; empty for the base model."""
+    """Name of its LoRA adapter, from the engine or an allowed header; empty for the base model."""
 
     @property
     def is_in_one_piece(self) -> bool:
-        """Tell whether its answer is known to have gone out whole: all tokens came with the body.
+        """Return whether its response is known not to stream: all tokens came with the body.
 
-        Its first token is then its last, and says nothing of how long anybody waits for one.
+        The first token then coincides with the last, so TTFT and TBT have no meaning.
         """
         return self.attributes.get("stream", "").lower() == "false"
 
     @property
     def tbt_ns(self) -> list[int]:
-        """Gaps between emission events."""
+        """Return the gaps between emission events, in nanoseconds."""
         times = self.token_times_ns
         return list(map(sub, times[1:], times))
 
     @property
     def num_gaps(self) -> int:
-        """Return how many of them there are."""
+        """Return the number of gaps between emission events."""
         return max(0, len(self.token_times_ns) - 1)
 
     @property
     def longest_gap_ns(self) -> int:
-        """Return the longest of them, 0 where there are none."""
+        """Return the longest gap between emission events, 0 without gaps."""
         if len(self.token_times_ns) < 2:
             return 0
         times_ns = np.frombuffer(self.token_times_ns, dtype=np.int64)
@@ -257,7 +258,7 @@ class DeviceTime:
 
 @dataclass(frozen=True)
 class RunTotals:
-    """What the fold knows of itself at its end."""
+    """Record counts, cost and digest of a fold."""
 
     num_records: int
     num_lost: int
@@ -269,10 +270,10 @@ class RunTotals:
 
 
 class Sink(Protocol):
-    """Receives what is final."""
+    """Receiver of final steps and requests."""
 
     def step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Receive a final step."""
 
     def request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Receive a final request."""

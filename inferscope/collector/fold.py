@@ -1,10 +1,10 @@
-"""The fold: records in, in order; final steps and requests out; a snapshot whenever asked.
+"""Fold of all engines: ordered records in, final steps and requests out, snapshots on request.
 
     for ring, sequence, record in source: collector.fold(ring, sequence, record)
 
-It is a function of its records alone. It reads no clock, no file and no cache: time passes when a
-Tick says so. The digest mixes in everything that became final, so two folds of the same records
-can be told to have given the same numbers.
+It is a function of its records alone. It reads no clock, no file and no cache: only Ticks advance
+time. The digest covers everything final, so equal digests show that two folds of the same records
+gave the same numbers.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 Ints = NDArray[np.int64]
 
 READER = 0
-"""The ring number of records that readers write."""
+"""Ring number of records that readers write."""
 _END_OF_TIME_NS = 1 << 62
 _OF_READERS = frozenset((Tick, RingOpened, Missed))
 
 
 class Collector:
-    """Folds the records of any number of rings.
+    """Fold of the records of any number of rings.
 
     Attributes:
-        engines: by engine id, in the order in which they appeared.
-        samplers: what counts this host's devices.
-        now_ns: the newest time folded.
-        real_offset_ns: wall clock less monotonic clock, by the newest Tick.
+        engines: engine folds by engine ID, in order of appearance.
+        samplers: state of the device samplers.
+        now_ns: newest folded time.
+        real_offset_ns: wall clock minus monotonic clock at the newest Tick.
     """
 
     def __init__(
         self, *sinks: Sink, keep: Keep = ALL, books: Mapping[str, CostBook] | None = None
     ) -> None:
-        """Take the sinks that receive what is final.
+        """Start without engines.
 
         Args:
-            sinks: are told in this order.
-            keep: what for those who look at it.
-            books: cost models of a pass before, by engine id; other engines' are learned.
+            sinks: receivers of final steps and requests, called in this order.
+            keep: what to retain for views.
+            books: cost models of an earlier pass, by engine ID; other engines learn theirs.
         """
         self.engines: dict[str, EngineFold] = {}
         self.samplers = SamplerFold()
@@ -64,16 +64,17 @@ class Collector:
         self._keep = keep
         self._books = books or {}
         self._takers: dict[int, Callable[[Record], None]] = {}
-        """By ring, what takes its records; likewise what hears that some are lost."""
+        """Handler of a ring's records, by ring."""
         self._losers: dict[int, Callable[[], None]] = {}
+        """Handler of lost frames, by ring."""
         self._hash = hashlib.blake2b(digest_size=16)
 
     def fold(self, ring: int, record: Record) -> None:
-        """Take one record, in fold order: by time, then ring, then sequence.
+        """Fold one record, in fold order: by time, then ring, then sequence.
 
         Args:
-            ring: the ring's number, as its RingOpened gave it; READER for the reader's own.
-            record: what it says.
+            ring: number of the ring in its RingOpened; READER for the reader's own records.
+            record: the record.
         """
         take = self._takers.get(ring)
         if take is not None and type(record) not in _OF_READERS:
@@ -107,18 +108,18 @@ class Collector:
                 lose()
 
     def end(self) -> None:
-        """Hand the sinks what waits for counters: no more records come."""
+        """Pass the requests that wait for counters to the sinks: no more records come."""
         for engine in self.engines.values():
             engine.end()
 
     def unknown(self) -> None:
-        """Count a frame of a type that this version does not know."""
+        """Count a frame of an unknown type."""
         self.num_unknown += 1
 
     def digest(self) -> str:
-        """Return the digest of all that is final, and of what was counted on the way.
+        """Return the digest of all final steps and requests, and of the record counts.
 
-        Empty where it is not kept.
+        It is empty unless `keep` includes it.
         """
         if not self._keep.digest:
             return ""
@@ -131,11 +132,11 @@ class Collector:
 
     @property
     def num_unjoined(self) -> int:
-        """Steps whose records contradict each other or never came together."""
+        """Return the number of steps with inconsistent or missing records."""
         return sum(engine.num_unjoined for engine in self.engines.values())
 
     def totals(self) -> RunTotals:
-        """Return what the fold knows of itself."""
+        """Return the fold's record counts, probe cost and digest."""
         cost_ns = sum(engine.probe_cost_ns for engine in self.engines.values())
         return RunTotals(
             self.num_records,
@@ -152,7 +153,7 @@ class Collector:
         return tuple(one for engine in self.engines.values() for one in engine.skewed_clocks)
 
     def devices(self) -> list[DeviceTime]:
-        """Return where each engine's device time went."""
+        """Return the device time of each engine with steps, by use."""
         return [
             time
             for engine in self.engines.values()
@@ -165,7 +166,7 @@ class Collector:
         self._hand_samples_on()
 
     def _take_again(self, opened: RingOpened, record: Record) -> None:
-        """Take a record of a ring that was dropped: its process was stopped, and goes on."""
+        """Fold a record of a dropped ring: its process was stopped and has continued."""
         del self._takers[opened.ring]
         self._open(opened)
         self._takers[opened.ring](record)
@@ -179,14 +180,14 @@ class Collector:
 
     def _open(self, opened: RingOpened) -> None:
         if opened.ring in self._takers:
-            return  # a recording says it again, in case that the first time is damaged
+            return  # a recording repeats it, in case the first one is damaged
         if opened.role == SAMPLER_ROLE:
             self.samplers.open(opened)
             self._takers[opened.ring] = partial(self._take_of_sampler, opened.ring)
-            return  # samples stand for themselves: what is lost of them changes no others
+            return  # samples are independent: a lost one affects no other
         engine = self.engines.get(opened.engine_id)
         if engine is None:
-            # An array is a buffer, which its type does not say.
+            # An array is a buffer, but its type does not declare that.
             mix: Callable[[bytes | Ints], None] | None = None
             if self._keep.digest:
                 mix = self._hash.update  # type: ignore[assignment]

@@ -1,10 +1,10 @@
-"""Following rings: from their oldest keyframe to now, in fold order, behind a watermark.
+"""Follower of rings: their records from the oldest keyframe to now, in fold order.
 
-The watermark is how far the fold may go: not beyond now, nor beyond the oldest step whose span is
-still on its way, but never more than half a second behind. A dead ring holds nobody back.
+The watermark limits how far the fold may go: up to now, and not beyond the oldest step whose span
+is pending, but never more than half a second behind. A dead ring does not hold it back.
 
-What is not folded yet stays in its ring: of history, or of what a slow reader has not come to, each
-poll takes a bounded piece, of the ring first that is furthest behind.
+Records that are not folded yet stay in their ring. Each poll reads a bounded amount of history or
+backlog, from the ring that is furthest behind.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ from inferscope.ring.reader import Loss, RingReader
 from inferscope.ring.skew import ended_skew_ns, read_here, running_skew_ns
 
 GUARD_NS = 5_000_000
-"""Time a writer may take between stamping a record and storing it."""
+"""Longest time between stamping a record and storing it."""
 LONGEST_WAIT_NS = 500_000_000
 LOOK_AGAIN_NS = 1_000_000_000
 AFTER_THE_END_NS = 6_000_000_000
-"""Ticks after the last record of dead rings: long enough to decide that they are lost."""
+"""Time that Ticks continue after the last record of dead rings, so that the fold ends them."""
 RESTATE_NS = 10_000_000_000
-"""Between statements of which rings there are: a recording can be read from any of them on."""
+"""Interval between lists of the open rings: a recording can be read from any list on."""
 RETIRE_NS = 60_000_000_000
-"""Without a heartbeat: where rings come and go, that of a dead process is not kept open longer."""
+"""Time without a heartbeat after which the ring of a dead process is closed, in a directory whose
+rings come and go."""
 _END_OF_TIME_NS = 1 << 62
 MOST_BYTES = 16 << 20
-"""Of records read in a poll and left from those before: history comes in pieces, so that a screen
-can show the first ones. Decoded they take some five times as much."""
+"""Most bytes of unfolded records after a poll: history is read in chunks, so that a screen can show
+the first ones early. Decoded records take about five times as much memory."""
 _MOST_COPY_BYTES, _LEAST_COPY_BYTES = 1 << 18, 1 << 14
-"""Of one ring at once: half of the above over all rings, within these."""
+"""Limits of the bytes read from one ring at once: half of the above, divided by all rings."""
 
 
 class RingFollower:
-    """Reads a changing set of rings.
+    """Reader of a changing set of rings.
 
     Attributes:
-        num_unknown: frames of types that this version does not know.
-        notes: what the reader must say of the files.
+        num_unknown: frames with an unknown type or an impossible time.
+        notes: lines about the files to show to the user.
     """
 
     def __init__(
@@ -75,15 +76,15 @@ class RingFollower:
         tables_of: TablesOf = cost_tables,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Prepare; the first `poll` opens the rings.
+        """Prepare the follower; the first `poll` opens the rings.
 
         Args:
-            find: finds the rings, asked again every second.
-            clock: says how far the fold may go.
-            since_ns: how far back to read, to the keyframe before it; None for all there is.
-            stays: time goes on when all rings are dead, for others may come.
-            tables_of: what this host has measured for an engine of its own that does not tell it.
-            most_bytes: of records in memory at once, before they are decoded; and a piece more.
+            find: function that lists the rings, called every second.
+            clock: clock that limits how far the fold may go.
+            since_ns: time from which to read, starting at the keyframe before it; None for all.
+            stays: whether time continues after all rings are dead, because others may come.
+            tables_of: source of this host's calibration, for engines that report none.
+            most_bytes: most encoded bytes of records in memory at once, plus one chunk.
         """
         self._calibrated = Calibrated(tables_of)
         self._find = find
@@ -94,14 +95,14 @@ class RingFollower:
         self._merger = Merger()
         self._readers: dict[int, RingReader] = {}
         self._closed: dict[Path, tuple[int, RingReader]] = {}
-        """Rings that could not be read, or whose processes seemed dead: they may go on."""
+        """Unreadable rings, and rings of processes that seemed dead: they may continue."""
         self._noted: set[str] = set()
         self._num_rings = 0
         self._known = KnownRings()
         self._samplers: list[RingReader] = []
-        """Not followed yet: of what they hold only an engine's time is of interest."""
+        """Sampler rings to follow once an engine runs in their time."""
         self._locked: set[int] = set()
-        """Rings that a writer's lock was seen on: without it, that process has ended."""
+        """Rings that were locked by their writer: once unlocked, that process has ended."""
         self._last_ns: dict[int, int] = {}
         self._look_again_ns = 0
         self._restate_ns: int | None = None
@@ -113,17 +114,17 @@ class RingFollower:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether all rings are dead and read to their end."""
+        """Return whether all rings are dead and read to their end."""
         return self._has_ended
 
     @property
     def is_manned(self) -> bool:
-        """Tell whether a process of an engine was there at the last call."""
+        """Return whether an engine process was running at the last poll."""
         return self._is_manned
 
     @property
     def has_writer(self) -> bool:
-        """Return whether a process of an engine is there now, or none has been there yet.
+        """Return whether an engine process is running now, or none has been found yet.
 
         It is False as soon as the last process is killed; `has_ended` waits for a successor.
         """
@@ -137,15 +138,15 @@ class RingFollower:
 
     @property
     def has_more(self) -> bool:
-        """Tell whether rings held more than the last call took."""
+        """Return whether the last poll left records in the rings."""
         return self._has_more
 
     def look_again(self) -> None:
-        """Ask for the rings at the next call, without waiting for the second to be over."""
+        """Search for rings at the next poll, instead of within a second."""
         self._look_again_ns = 0
 
     def poll(self) -> list[Item]:
-        """Return what has become due since the last call."""
+        """Return the records that became due since the last call."""
         if self._has_ended:
             return []
         now_ns = self._clock.monotonic_ns()
@@ -168,7 +169,7 @@ class RingFollower:
         self._has_more = has_more = read_ns is not None
         if read_ns is not None:
             until_ns = min(until_ns, read_ns)
-        # A sampler outlives the engines that it is for.
+        # A sampler outlives the engines that it samples for.
         self._is_manned = alive or any(
             is_held(reader) for reader in self._readers.values() if not _is_sampler(reader)
         )
@@ -228,12 +229,12 @@ class RingFollower:
             if reader.format_version > FORMAT_VERSION:
                 self.notes.append(
                     f"{reader.path.name} was written by a newer version (format "
-                    f"{reader.format_version}); what this one does not know is skipped"
+                    f"{reader.format_version}); records of unknown types are skipped"
                 )
             out.append(_opened(number, reader))
 
     def _goes_on(self, opened: RingReader) -> bool:
-        """Return whether a ring was followed before; it is from where that ended."""
+        """Resume a ring that was followed before; return whether it was."""
         number, reader = self._closed.pop(opened.path, (0, opened))
         if not number or reader.identity != opened.identity:
             return False
@@ -242,19 +243,19 @@ class RingFollower:
         return True
 
     def _set_skews(self, found: list[RingReader]) -> None:
-        """Find out which rings were written by another monotonic clock than ours."""
+        """Set the skew of rings written under another monotonic clock."""
         here = read_here(boot_id(), self._clock.monotonic_ns, self._clock.real_ns)
         undecided = []
         for reader in found:
             try:
                 skew_ns = running_skew_ns(reader, here)
-            except OSError:  # it is found out again where the ring is read
+            except OSError:  # the next read of the ring reports it
                 continue
             if skew_ns is None:
                 undecided.append(reader)
             else:
                 reader.skew_ns = skew_ns
-        # The core's clock is that of the steps; it is the reference where all have ended.
+        # Steps use the core's clock; it is the reference if all processes have ended.
         undecided.sort(key=lambda reader: reader.identity.role != "core")
         decided = [one for one in (*self._readers.values(), *found) if one not in undecided]
         for reader in undecided:
@@ -265,7 +266,7 @@ class RingFollower:
             decided.append(reader)
 
     def _samplers_beside(self, new: list[RingReader]) -> list[RingReader]:
-        """Return the samplers' rings that reach into the time of an engine, from there on."""
+        """Return the sampler rings that overlap an engine's time, positioned at its start."""
         engines = [one for one in (*self._readers.values(), *new) if not _is_sampler(one)]
         if not engines:
             return []
@@ -285,7 +286,7 @@ class RingFollower:
         return found
 
     def _is_written(self, number: int, reader: RingReader) -> bool:
-        """Return whether a ring's process is there; on a file system without locks, by its beat."""
+        """Return whether a ring's process runs: by its lock, or by heartbeat without locks."""
         if is_held(reader):
             self._locked.add(number)
             return True
@@ -294,13 +295,13 @@ class RingFollower:
         return self._clock.monotonic_ns() - self._beats(number)[0] - reader.skew_ns < ALIVE_NS
 
     def _retire(self, now_ns: int) -> None:
-        """Close the rings of processes that are dead and read to their end."""
+        """Close the rings of processes without a heartbeat for `RETIRE_NS`."""
         for number, reader in list(self._readers.items()):
             if now_ns - self._beats(number)[0] - reader.skew_ns > RETIRE_NS and not is_held(reader):
                 self._close(number)
 
     def _beats(self, number: int) -> tuple[int, int]:
-        """Return a ring's heartbeat and pending words; drop the ring where they cannot be read."""
+        """Return a ring's heartbeat and pending times; drop the ring if they are unreadable."""
         try:
             return self._readers[number].words()[3:5]
         except OSError as error:
@@ -308,7 +309,7 @@ class RingFollower:
             return 0, 0
 
     def _drop(self, number: int, error: OSError) -> None:
-        """Close a ring that cannot be read now: a network disk, or a damaged one."""
+        """Close a ring that is unreadable now: a disk or network error."""
         path = self._readers[number].path
         self._close(number)
         self._known.fail(path)
@@ -327,7 +328,7 @@ class RingFollower:
             self.notes.append(line)
 
     def _restate(self, out: list[Item]) -> None:
-        """Say again which rings there are."""
+        """Append RingOpened records of all open rings every `RESTATE_NS`."""
         if not out:
             return
         t_ns = out[-1].t_ns
@@ -340,20 +341,20 @@ class RingFollower:
     def _paths(self) -> list[Path]:
         try:
             return list(self._find())
-        except OSError:  # the folder is being taken away
+        except OSError:  # the directory is being removed
             return []
 
     def _future_ns(self, reader: RingReader) -> int:
-        """Return from when on a record cannot be right: it would hold up its ring until then."""
+        """Return the time from which a stamp is invalid: it would block its ring until then."""
         if reader.identity.boot_id != boot_id():
             return _END_OF_TIME_NS
         return self._clock.monotonic_ns() + LONGEST_WAIT_NS + 1
 
     def _read_on(self) -> int | None:
-        """Read on where it is furthest behind, up to the heads, or until that is enough at once.
+        """Read the rings that are furthest behind, up to their heads or the limit of bytes.
 
         Returns:
-            up to when all rings are read; None where that is to their heads.
+            time through which all rings are read; None if they are read to their heads.
         """
         behind = [(self._last_ns[number], number) for number in self._readers]
         heapq.heapify(behind)
@@ -373,7 +374,7 @@ class RingFollower:
         return None
 
     def _read(self, number: int, copy_bytes: int) -> int:
-        """Read a piece of a ring; return how large it was, 0 at the head."""
+        """Read a chunk of a ring; return its size in bytes, 0 at the head."""
         reader = self._readers[number]
         try:
             frames = reader.read(copy_bytes)
@@ -400,7 +401,7 @@ class RingFollower:
                 try:
                     record = shifted(record, skew_ns)
                     payload = encode_record(record)
-                except OverflowError:  # a time next to the end of time
+                except OverflowError:  # the shifted time exceeds 64 bits
                     self.num_unknown += 1
                     continue
             t_ns = record.t_ns
@@ -415,7 +416,7 @@ class RingFollower:
 
 
 def _reaches(reader: RingReader, since_ns: int) -> bool:
-    """Move a reader to a time; return whether its ring has records from there on."""
+    """Position a reader at a time; return whether its ring has records from there on."""
     try:
         return reader.seek(since_ns)
     except OSError:
@@ -423,7 +424,7 @@ def _reaches(reader: RingReader, since_ns: int) -> bool:
 
 
 def is_held(reader: RingReader) -> bool:
-    """Tell whether the writer's process is there, though stopped: its heart does not beat."""
+    """Return whether the writer's process holds the ring's lock, even if it is stopped."""
     try:
         handle = os.open(reader.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -441,7 +442,7 @@ def is_held(reader: RingReader) -> bool:
         _, num_bytes, _, heartbeat_ns, *_ = reader.words()
     except OSError:
         return False
-    return heartbeat_ns > 0 or not num_bytes  # else it has said its last word
+    return heartbeat_ns > 0 or not num_bytes  # else it has shut down
 
 
 def _is_sampler(reader: RingReader) -> bool:

@@ -1,4 +1,4 @@
-"""Queued requests that no scarce resource keeps from admission, and those that have to wait."""
+"""Classification of queued requests: admissible, or waiting for a scarce resource."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def plan(core: Ring, step: int, *, binding: str = "none", running: int = 1) -> N
 
 
 def describe(core: Ring, **changes: object) -> None:
-    """Report other facts about the engine."""
+    """Fold an EngineInfo with other values."""
     infos = [record for _, record in core.script.told if isinstance(record, EngineInfo)]
     core.tell(replace(infos[-1], t_ns=core.now_ns, **changes))
 
 
 def livelocked() -> tuple[Script, Ring]:
-    """One request was served; two came after it and are not admitted."""
+    """Return a script with one finished request and two later ones that are not admitted."""
     script = Script()
     core = script.ring()
     first = core.queued("first")
@@ -55,7 +55,7 @@ def livelocked() -> tuple[Script, Ring]:
 
 
 def beside(*, binding: str = "none", waits_since_ms: float = 100, **more: object) -> Script:
-    """One request decodes, and one has been in the queue since before its last step, or after."""
+    """Return a script with one decoding request, and one queued before or after its last step."""
     script = Script()
     core = script.ring()
     describe(core, max_running=4)
@@ -151,7 +151,7 @@ def test_a_request_that_an_idle_core_does_not_accept_is_admissible() -> None:
     assert seen(script).num_admissible == 3
 
 
-def test_a_core_that_never_admitted_anything_may_be_one_without_hooks() -> None:
+def test_no_request_is_admissible_in_a_core_that_never_reported_an_admission() -> None:
     script = Script()
     script.ring()
     front = script.ring("frontend")
@@ -160,7 +160,7 @@ def test_a_core_that_never_admitted_anything_may_be_one_without_hooks() -> None:
     assert (view.num_admissible, view.num_admissions) == (0, 0)
 
 
-def test_it_is_unknown_where_no_core_is_observed() -> None:
+def test_admissible_number_is_unknown_without_an_observed_core() -> None:
     script = Script()
     front = script.ring("frontend")
     front.tokenised(front.received("r"))
@@ -169,7 +169,7 @@ def test_it_is_unknown_where_no_core_is_observed() -> None:
 
 
 @pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET])
-def test_it_is_unknown_once_a_core_is_observed_no_more(state: int) -> None:
+def test_admissible_number_is_unknown_after_a_core_stops_observing(state: int) -> None:
     script, core = livelocked()
     front = script.ring("frontend")
     script.at(200)
@@ -184,14 +184,14 @@ def test_it_is_unknown_once_a_core_is_observed_no_more(state: int) -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_it_is_unknown_where_requests_may_wait_for_another_worker(role: str) -> None:
+def test_admissible_number_is_unknown_if_requests_may_wait_for_another_worker(role: str) -> None:
     script, core = livelocked()
     describe(core, role=role)
     view = seen(script)
     assert (view.num_admissible, view.num_admissions) == (None, 1)
 
 
-def test_a_replica_that_is_paused_or_full_says_nothing_of_the_one_beside_it() -> None:
+def test_a_paused_or_full_replica_does_not_change_the_result_of_another() -> None:
     script = Script()
     cores = [script.ring("core", rank) for rank in (0, 1)]
     for rank, core in enumerate(cores):

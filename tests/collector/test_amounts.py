@@ -1,4 +1,4 @@
-"""What steps move and compute is what their slices do, however they are counted."""
+"""Equality of the bytes and FLOPs of steps with those of their slices, however counted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SLICE = st.tuples(
     st.sampled_from([1, 7]),
     st.integers(0, 40),
 )
-"""Phase, tokens if it does not decode, and context."""
+"""Phase, tokens of a slice that does not decode, and context."""
 Slices = list[tuple[int, int, int]]
 
 
 def sliced(told: Slices) -> Joined:
-    """Return a step of these slices."""
+    """Return a step with these slices."""
     num = len(told)
     tokens = [1 if phase == DECODE else of for phase, of, _ in told]
     slices = StepSlices(

@@ -1,7 +1,7 @@
-"""A request that arrives during a step waits in the queue for it, whenever its arrival is written.
+"""Queue time of requests that arrive during a step, whenever their arrival is written.
 
-An engine's loop takes in requests between two steps. So a request that arrives while a step runs is
-written after that step's slices and span, with an `at_ns` inside it, or with none at all.
+An engine's loop accepts requests between two steps. So a request that arrives while a step runs is
+written after that step's slices and span, with an `at_ns` inside it, or without one.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_a_request_in_the_queue_of_a_step_that_still_runs_is_shown_as_waiting() 
     states = engine.lives.table.ledger.state.copy()
     for slot, state in engine.states().items():
         states[slot] = state
-    assert states[request.slot] == 2  # WAITING: what the screen counts as queued
+    assert states[request.slot] == 2  # WAITING: the screen counts it as queued
 
 
 def test_a_step_is_swept_when_the_engine_falls_idle_after_it() -> None:

@@ -11,7 +11,7 @@ WORDS = {"frontend": "as served", "worker": "by path", "core": "the model"}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(WORDS)))
-def test_the_cores_word_on_the_engine_counts_whoever_speaks_last(order: tuple[str, ...]) -> None:
+def test_the_cores_engine_info_is_used_in_any_order_of_rings(order: tuple[str, ...]) -> None:
     fold = Collector()
     for number, role in enumerate(order, 1):
         fold.fold(0, RingOpened(number, number, "e", role, 0, number, "host", "boot", 1, 1))
@@ -21,7 +21,7 @@ def test_the_cores_word_on_the_engine_counts_whoever_speaks_last(order: tuple[st
     assert info.model == "the model"
 
 
-def test_without_a_core_a_workers_word_counts_more_than_a_front_ends() -> None:
+def test_without_a_core_a_workers_engine_info_replaces_a_front_ends() -> None:
     fold = Collector()
     for number, role in enumerate(("worker", "frontend"), 1):
         fold.fold(0, RingOpened(number, number, "e", role, 0, number, "host", "boot", 1, 1))

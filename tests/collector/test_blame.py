@@ -1,4 +1,4 @@
-"""The culprits that the fold names, of made-up engines and of the real one."""
+"""Blame shares that the fold computes, for synthetic engines and the built-in one."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.collector.test_cuts import assert_cuts_do_not_show
 
 
 def most(final: FinalRequest, cause: str) -> BlameShare:
-    """Return who is blamed for most of a cause."""
+    """Return the largest blame share of a cause."""
     told = [one for one in final.blame if one.cause == cause and one.request_id is not None]
     assert told == sorted(told, key=lambda one: -one.ns)
     return told[0]
 
 
-# --- made-up engines ------------------------------------------------------------------------------
+# --- synthetic engines ----------------------------------------------------------------------------
 
 
-def test_the_plan_of_a_step_says_what_was_scarce_in_it() -> None:
+def test_the_plan_of_a_step_states_its_scarce_resource() -> None:
     for binding, expected in (("slots", 1 / 2), ("budget", 1 / 41), ("blocks", 81 / 122)):
         script = Script()
         core = script.ring()
@@ -57,7 +57,7 @@ def test_the_plan_of_a_step_says_what_was_scarce_in_it() -> None:
 
 
 @pytest.mark.parametrize("block_tokens", [0, -16, -1000, 2**64 - 1])
-def test_blocks_of_no_size_that_can_be_are_counted_in_tokens(block_tokens: int) -> None:
+def test_blocks_of_an_impossible_size_are_counted_in_tokens(block_tokens: int) -> None:
     script = Script()
     core = script.ring()
     core.tell(EngineInfo(script.now_ns, "made-up", device="gpu", block_tokens=block_tokens))
@@ -86,9 +86,7 @@ def test_blocks_of_no_size_that_can_be_are_counted_in_tokens(block_tokens: int) 
 
 
 @pytest.mark.parametrize(("streams", "expected"), [("true", {"y"}), ("false", {"x", "y"})])
-def test_steps_that_are_output_in_the_ledger_have_no_culprits(
-    streams: str, expected: set[str]
-) -> None:
+def test_steps_booked_as_output_have_no_blame_shares(streams: str, expected: set[str]) -> None:
     script = Script()
     core, front_end = script.ring(), script.ring("frontend")
     seen = front_end.received("mine", attributes={"stream": streams})
@@ -113,7 +111,7 @@ def test_steps_that_are_output_in_the_ledger_have_no_culprits(
     assert told == expected
 
 
-def test_a_preemption_has_no_culprits_up_to_the_edge_of_the_first_token() -> None:
+def test_a_preemption_has_no_blame_shares_up_to_the_edge_of_the_first_token() -> None:
     script = Script()
     front, core = script.ring("frontend"), script.ring()
     at_front = {name: front.received(name) for name in ("a", "mine")}
@@ -160,19 +158,19 @@ def test_a_preemption_has_no_culprits_up_to_the_edge_of_the_first_token() -> Non
 
 
 def blamed(finals: Finals, name: str, cause: str) -> dict[str | None, float]:
-    """Return for how many milliseconds each culprit of a request's cause is blamed."""
+    """Return the blame share of each request in a cause of a request, in milliseconds."""
     [final] = [final for final in finals.requests if final.request_id == name]
     return {one.request_id: one.ns / MS for one in final.blame if one.cause == cause}
 
 
 def folded_alike(script: Script, *, until_ms: float = 1_000) -> Finals:
-    """Fold a script whole, and cut in many ways; return what all of these make of it."""
+    """Fold a script whole and cut in many ways; return the result that all of these share."""
     collector, finals = assert_cuts_do_not_show(script.items(until_ms=until_ms), random.Random(0))
     assert_all_closes(collector, finals)
     return finals
 
 
-def test_its_own_recompute_is_no_wait_for_the_prompt_beside_it() -> None:
+def test_a_requests_own_recompute_is_not_blamed_on_another_prompt() -> None:
     script = Script()
     core = script.ring()
     mine, before, after = (core.queued(name) for name in ("mine", "before", "after"))
@@ -198,7 +196,7 @@ def test_its_own_recompute_is_no_wait_for_the_prompt_beside_it() -> None:
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
-def test_a_first_token_is_on_its_way_whatever_made_it_and_whatever_comes_before_its_edge(
+def test_steps_before_the_edge_of_a_first_token_have_no_blame_shares(
     is_preempted: bool,
 ) -> None:
     script = Script()
@@ -270,7 +268,7 @@ def test_members_that_end_between_plan_and_start_count_as_unknown(num_ended: int
     assert told["other"] / sum(told.values()) == pytest.approx(1 / (1 + num_ended), rel=1e-3)
 
 
-def test_each_member_that_is_not_known_has_its_own_part_of_the_blame() -> None:
+def test_each_unknown_member_has_its_own_blame_share() -> None:
     found = []
     for num_unknown in (0, 1, 3):
         script = Script()
@@ -319,7 +317,7 @@ def test_the_queue_of_steps_that_overlap_is_blamed_up_to_the_admission() -> None
     assert told == {"a": 96.5 * MS, "b": 1 * MS}
 
 
-def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
+def test_a_queued_request_has_blame_shares_before_its_admission() -> None:
     script = Script()
     core = script.ring()
     running = core.queued("running")
@@ -336,14 +334,14 @@ def test_who_is_in_the_queue_yet_is_told_whom_it_waits_for() -> None:
     assert rows["running"].blame == ()
 
 
-# --- the real one ---------------------------------------------------------------------------------
+# --- the built-in engine --------------------------------------------------------------------------
 
 Run = Callable[[Engine], dict[str, FinalRequest]]
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Step an engine until it has nothing to do, and fold what its probe has told."""
+    """Step an engine until it has no work, and fold the records of its probe."""
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     monkeypatch.setenv("INFERSCOPE_RING_MB", "4")
 
@@ -374,7 +372,7 @@ def prompt(num_tokens: int, first: int = 1) -> list[int]:
     return [first + at % 50 for at in range(num_tokens)]
 
 
-def test_who_has_the_only_slot_is_named_by_all_who_wait_for_it(run: Run) -> None:
+def test_waits_for_the_only_slot_blame_the_request_that_holds_it(run: Run) -> None:
     engine = make_engine(max_running=1, token_budget=64)
     engine.submit(prompt(20), Sampling(max_tokens=40, ignore_eos=True), request_id="long")
     for _ in range(2):
@@ -398,7 +396,7 @@ def test_who_has_the_only_slot_is_named_by_all_who_wait_for_it(run: Run) -> None
     }
 
 
-def test_who_has_the_blocks_is_named_by_who_waits_for_them_and_by_who_lost_its_own(
+def test_waits_for_blocks_and_preemptions_blame_the_request_that_holds_the_blocks(
     run: Run,
 ) -> None:
     engine = make_engine(max_running=8, token_budget=128, num_blocks=12, block_tokens=16)
@@ -415,7 +413,7 @@ def test_who_has_the_blocks_is_named_by_who_waits_for_them_and_by_who_lost_its_o
     assert (told.request_id, told.ns) == ("large", finals["small"].ledger_ns["preempted"])
 
 
-def test_an_oversized_prompt_is_named_by_the_decodes_it_delays(run: Run) -> None:
+def test_decodes_blame_the_oversized_prompt_that_delays_them(run: Run) -> None:
     engine = make_engine(max_running=8, token_budget=512)
     for number in range(3):
         sampling = Sampling(max_tokens=20, ignore_eos=True)

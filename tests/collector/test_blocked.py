@@ -1,4 +1,4 @@
-"""A client that does not read: its time is `delivery`, whatever the engine did meanwhile."""
+"""Booking of a client's unread time as `delivery`, whatever the engine computed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of members in a run of few steps, of which a cost model has learned little.
+"""Shares of members in a run with few steps, before the cost model has learned from many.
 
 The times are those of a small model that SGLang serves on a CPU: a prompt of 13 tokens takes 70 to
 120 ms alone, and 2.7 s beside the decode of a request with a context of 3,300.
@@ -18,7 +18,7 @@ MIXED_MS = 2_700.0
 
 
 class Run:
-    """Steps one after the other."""
+    """Script of consecutive steps."""
 
     def __init__(self) -> None:
         self.script = Script()
@@ -101,7 +101,7 @@ def test_short_prompt_is_not_charged_more_than_it_takes_alone(
 
 
 def test_excess_goes_to_the_other_phase_if_nothing_contradicts_it() -> None:
-    """No decode of such a context ever ran alone: without it the step would have been short."""
+    """Charge the decode if none with such a context ran alone: it may have made the step long."""
     finals, _ = played(decoded_alone=0)
     row = ledger(finals, "victim0")
     assert row["prefill_interference"] >= 0.9 * MIXED_MS * MS

@@ -1,4 +1,4 @@
-"""An engine that does not say what its device was calibrated to: its readers on this host do."""
+"""Addition of this host's calibration by readers of engines that do not report one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Be a process that can read the calibrations: the engine's cannot."""
+    """Use a cache with calibrations that the engine's process cannot read."""
     monkeypatch.setenv("INFERSCOPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -88,7 +88,7 @@ def shares(finals: Finals) -> list[tuple[str, list[int]]]:
     return [(step.fit_id, step.shares_ns.tolist()) for step in finals.steps]
 
 
-def test_before_the_first_fit_the_calibration_counts_and_a_replay_says_the_same(
+def test_the_calibration_applies_before_the_first_fit_and_in_a_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file = run_engine(), tmp_path / "run.isr"
@@ -114,7 +114,7 @@ def test_before_the_first_fit_the_calibration_counts_and_a_replay_says_the_same(
     assert replayed.collector.totals() == source.collector.totals()
 
 
-def test_every_reader_here_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_reader_here_adds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_engine(num_steps=20)
     outside(monkeypatch, tmp_path)
     store(RATES)
@@ -124,7 +124,7 @@ def test_every_reader_here_says_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     assert one.collector.digest() == other.collector.digest()
 
 
-def test_tables_stand_behind_each_description_so_any_keyframe_is_a_beginning(
+def test_tables_follow_each_engine_info_so_a_fold_can_start_at_any_keyframe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe = Probe.open(WORKER)
@@ -145,7 +145,7 @@ def test_tables_stand_behind_each_description_so_any_keyframe_is_a_beginning(
     assert times == sorted(times)
 
 
-def test_an_engine_that_says_it_itself_is_believed_whatever_is_known_here(
+def test_an_engines_own_tables_are_used_instead_of_those_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_CACHE", str(tmp_path / "engine"))
@@ -162,7 +162,7 @@ def test_an_engine_that_says_it_itself_is_believed_whatever_is_known_here(
     assert source.collector.digest() == alone.collector.digest()
 
 
-def test_where_nothing_fits_nothing_is_added(
+def test_no_table_is_added_if_no_calibration_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_engine(num_steps=20, info=msgspec.structs.replace(WORKER, num_threads=7))
@@ -183,7 +183,7 @@ def items(*records: Record, role: str = "worker", boot: str | None = None) -> li
 KEYFRAME = (Keyframe(2, 0, -1), msgspec.structs.replace(WORKER, t_ns=3), Clock(4, 4))
 
 
-def test_only_rings_of_this_host_that_run_a_model_are_added_to(
+def test_tables_are_added_only_to_rings_of_this_host_that_run_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside(monkeypatch, tmp_path)
@@ -198,10 +198,10 @@ def test_only_rings_of_this_host_that_run_a_model_are_added_to(
     assert decode(CostTable.CODE, one.payload) == one.record
     assert added(items(*KEYFRAME, boot="another")) == []
     assert added(items(*KEYFRAME, role="frontend")) == []
-    assert added(items(*KEYFRAME)[1:]) == [], "nobody has said whose ring it is"
+    assert added(items(*KEYFRAME)[1:]) == [], "the ring has no RingOpened"
 
 
-def test_what_was_known_when_an_engine_was_met_stays_and_batches_do_not_matter(
+def test_tables_known_at_the_first_engine_info_stay_whatever_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside(monkeypatch, tmp_path)
@@ -221,7 +221,7 @@ def test_what_was_known_when_an_engine_was_met_stays_and_batches_do_not_matter(
     assert [i for item in told for i in piecewise.told([item])] == whole
 
 
-def test_rates_of_a_shape_that_is_not_counted_are_no_contradiction() -> None:
+def test_rates_of_an_uncounted_shape_do_not_count_as_unjoined() -> None:
     assert WORKER.shape is not None
     latent = msgspec.structs.replace(WORKER.shape, latent_ranks=(1536, 512))
     collector = Collector()

@@ -1,4 +1,4 @@
-"""A device's clock drifts, its anchors err and come late; the mapping stays within its bound."""
+"""Error bounds of the mapping of a drifting device clock by inexact, late anchors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferscope.collector.clocks import DeviceClock, WallClock
 
 S = 1_000_000_000
 HOST_NS = 5_000 * S
-"""The host's time at the device's offset 0."""
+"""Host time at device offset 0."""
 
 
 def host_at(device_ns: int, drift: float) -> int:
@@ -25,7 +25,7 @@ def host_at(device_ns: int, drift: float) -> int:
     num=st.integers(2, 100),
     seed=st.integers(0, 1 << 30),
 )
-def test_a_drifting_clock_is_mapped_within_the_error_that_is_told(
+def test_a_drifting_clock_is_mapped_within_the_reported_error(
     drift: float, error_ns: int, num: int, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -59,13 +59,13 @@ def test_an_anchor_that_contradicts_the_others_is_left_out() -> None:
     for at in range(4):
         clock.anchor(2 * S * at, HOST_NS + 2 * S * at, 1000)
     before = clock.host_ns(7 * S)
-    clock.anchor(8 * S, HOST_NS + 9 * S, 1000)  # a second off: no clock drifts so
+    clock.anchor(8 * S, HOST_NS + 9 * S, 1000)  # one second off: more than any clock drifts
     clock.anchor(9 * S, HOST_NS + S, 1000)
-    clock.anchor(6 * S, HOST_NS + 6 * S + 1, 1000)  # told again, not quite the same
+    clock.anchor(6 * S, HOST_NS + 6 * S + 1, 1000)  # repeated with a slightly different time
     assert clock.host_ns(7 * S) == before
 
 
-def test_a_wrong_beginning_is_given_up_when_all_that_follows_contradicts_it() -> None:
+def test_a_wrong_first_anchor_is_dropped_when_three_later_ones_contradict_it() -> None:
     clock = DeviceClock()
     clock.anchor(0, HOST_NS + 3600 * S, 1000)
     for at in range(1, 6):
@@ -73,7 +73,7 @@ def test_a_wrong_beginning_is_given_up_when_all_that_follows_contradicts_it() ->
     assert clock.host_ns(9 * S) == HOST_NS + 9 * S
 
 
-def test_two_anchors_close_together_do_not_make_the_slope() -> None:
+def test_two_adjacent_anchors_do_not_determine_the_slope() -> None:
     clock = DeviceClock()
     clock.anchor(0, HOST_NS, 5000)
     clock.anchor(2 * S, HOST_NS + 2 * S, 5000)
@@ -128,7 +128,7 @@ def test_many_offsets_at_once_are_mapped_as_each_alone(
 def test_a_wall_clock_that_was_set_is_the_same_in_whatever_order_anchors_come(
     order: list[int], jumps: tuple[int, int]
 ) -> None:
-    assume(not jumps[0] or sum(jumps))  # set and set back: only what comes in turn can tell
+    assume(not jumps[0] or sum(jumps))  # set and set back: only anchors in order show it
     at_ns = [HOST_NS + S // 10 * number for number in range(9)]
     set_ns = [S // 9 * sum(jumps[: number // 3]) for number in range(9)]
     in_turn, late = WallClock(), WallClock()
@@ -142,7 +142,7 @@ def test_a_wall_clock_that_was_set_is_the_same_in_whatever_order_anchors_come(
         assert (one == other).all()
 
 
-def test_only_the_stretch_since_the_last_jump_is_now() -> None:
+def test_the_current_clock_covers_the_interval_since_the_last_jump() -> None:
     wall = WallClock()
     assert wall.now is None
     for number in range(4):

@@ -1,4 +1,4 @@
-"""A regression that goes on says what one over its last windows says."""
+"""Equality of a rolling regression with one over its last windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT = 600
 def test_a_fit_is_that_of_the_last_windows_whatever_came_before() -> None:
     draw, fit = np.random.default_rng(2), RollingFit(("prefill", "decode"))
     columns = draw.uniform(0, 1e8, (3 * KEPT, 2))
-    columns[:KEPT] *= 1e6  # sums that these were taken away from again would still tell of them
+    columns[:KEPT] *= 1e6  # subtracting these from sums would leave rounding errors
     told = columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.01, len(columns)) * columns[:, 0]
     num_fits = 0
     for num, (row, total) in enumerate(zip(columns.tolist(), told.tolist(), strict=True), 1):
@@ -34,7 +34,7 @@ def test_a_fit_is_that_of_the_last_windows_whatever_came_before() -> None:
     assert num_fits > 100
 
 
-def test_columns_that_cannot_be_told_apart_yet_are_done_without() -> None:
+def test_columns_that_are_not_separable_yet_are_omitted() -> None:
     draw, fit = (
         np.random.default_rng(3),
         RollingFit(("idle", "prefill", "decode", "bytes", "flops")),
@@ -48,14 +48,14 @@ def test_columns_that_cannot_be_told_apart_yet_are_done_without() -> None:
     assert found.rates[3:] == (None, None)
 
 
-def test_windows_in_which_nothing_was_are_no_windows() -> None:
+def test_empty_windows_are_ignored() -> None:
     fit = RollingFit(("prefill", "decode"))
     for _ in range(2 * FEWEST_WINDOWS):
         fit.add((0.0, 0.0), 5.0)
     assert fit.now() is None
 
 
-def test_a_fit_is_made_anew_as_often_however_many_windows_come_together() -> None:
+def test_the_interval_between_fits_does_not_depend_on_the_windows_per_call() -> None:
     draw = np.random.default_rng(4)
     columns = draw.uniform(0, 1, (200, 2))
     told = (columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.1, len(columns))).tolist()

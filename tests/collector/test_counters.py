@@ -1,4 +1,4 @@
-"""What samplers count joins the steps it was counted in."""
+"""Join of counter samples with the steps in their windows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
 
 def by_overlap(train: Train) -> tuple[float, float]:
-    """Split every window by the time that the phases have in it."""
+    """Return every window split by the time of the phases in it."""
     active, busy = [0.0, 0.0], [0.0, 0.0]
     for sample in train.samples:
         begin, end = ((ns - START_NS) / MS for ns in (sample.start_ns, sample.end_ns))
@@ -49,7 +49,7 @@ def by_overlap(train: Train) -> tuple[float, float]:
     return active[0] / busy[0], active[1] / busy[1]
 
 
-def test_regression_tells_phases_apart_where_overlap_gives_both_the_same() -> None:
+def test_regression_separates_phases_where_overlap_gives_both_the_same() -> None:
     train = Train().alternate(until_ms=12_000).sample(100, "sm_active_share", (0.9, 0.35))
     prefill, decode = shares(train.play()[0])
     assert prefill == pytest.approx(0.9, rel=0.1)
@@ -59,7 +59,7 @@ def test_regression_tells_phases_apart_where_overlap_gives_both_the_same() -> No
     assert decode > 1.5 * 0.35
 
 
-def test_short_samples_give_each_step_what_was_counted_in_it() -> None:
+def test_short_samples_are_assigned_to_the_steps_in_their_windows() -> None:
     train = Train().alternate(until_ms=2000, prefill_ms=20.3, decode_ms=6.4, gap_ms=1.1)
     train.sample(0.5, "sm_active_share", (0.9, 0.35), source="pm")
     collector, finals = train.play()
@@ -71,7 +71,7 @@ def test_short_samples_give_each_step_what_was_counted_in_it() -> None:
     assert told.decode["sm_active_ns"] == pytest.approx(0.35 * 6.4 * MS, rel=0.05)
 
 
-def test_engine_busy_samples_tell_launch_gaps_within_steps() -> None:
+def test_engine_busy_samples_show_launch_gaps_within_steps() -> None:
     train = Train().alternate(until_ms=1500, prefill_ms=20, decode_ms=6, gap_ms=1)
     train.sample(0.5, "busy_share", (1.0, 0.6), source="pm")
     prefill, decode = shares(train.play()[0], BUSY)
@@ -79,7 +79,7 @@ def test_engine_busy_samples_tell_launch_gaps_within_steps() -> None:
     assert decode == pytest.approx(0.6, rel=0.03)
 
 
-def test_bytes_of_long_windows_are_the_models_scaled_to_what_was_counted() -> None:
+def test_bytes_of_long_windows_are_the_models_scaled_to_the_counted_sum() -> None:
     train = Train().alternate(until_ms=3000)
     train.sample(100, "dram_read_bytes", (7e6, 2e6), is_share=False)
     for sample in train.samples:
@@ -98,7 +98,7 @@ def test_bytes_of_long_windows_are_the_models_scaled_to_what_was_counted() -> No
     assert final.counters.provenance["hbm_read_bytes"].method == "apportioned"
 
 
-def test_peak_share_counts_both_directions_and_the_model_says_how_they_are_made_up() -> None:
+def test_peak_share_counts_both_directions_and_the_model_divides_them() -> None:
     train = Train().alternate(until_ms=2000).sample(100, "dram_share", (0.5, 0.8))
     for sample in train.samples:
         sample.values["dram_peak_bytes_per_s"] = 1e12
@@ -206,7 +206,7 @@ def test_doubled_and_late_samples_change_nothing() -> None:
     assert counters_of(told).found.num_late == 1
 
 
-def test_a_hole_among_samples_is_no_zero() -> None:
+def test_a_gap_in_samples_does_not_count_as_zero() -> None:
     train = Train().alternate(until_ms=3000).sample(1, "sm_active_share", (0.9, 0.3), source="pm")
     hole = range(START_NS + 1000 * MS, START_NS + 1400 * MS)
     train.samples = [sample for sample in train.samples if sample.start_ns not in hole]
@@ -244,7 +244,7 @@ def test_requests_wait_until_a_tick_half_a_second_after_their_end_at_most(first_
 
     train = Train().alternate(until_ms=4000)
     train.sample(100, "sm_active_share", (0.9, 0.3), first_ms=first_ms)
-    for late_ns in (0, 10_000 * MS):  # the second sampler tells nothing in time
+    for late_ns in (0, 10_000 * MS):  # the second sampler reports too late
         finals = Clocked()
         collector = Collector(finals)
         train.samples = [replace(each, t_ns=each.t_ns + late_ns) for each in train.samples]
@@ -253,8 +253,8 @@ def test_requests_wait_until_a_tick_half_a_second_after_their_end_at_most(first_
         assert max(finals.waits_ns) <= LONGEST_WAIT_NS + TICK_NS
 
 
-def test_what_is_told_of_others_later_changes_nothing_of_windows_before() -> None:
-    """However many of them are settled at once."""
+def test_a_later_foreign_share_does_not_change_earlier_windows() -> None:
+    """Settle any number of windows at once."""
     train = Train().alternate(until_ms=4000, prefill_ms=20, decode_ms=6, gap_ms=26)
     train.sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml")
     of_others = 0.0
@@ -283,7 +283,7 @@ def test_a_mig_instance_is_not_charged_with_the_whole_devices_power() -> None:
     assert not counters_of(train.play()[0]).is_on
 
 
-def test_what_others_do_on_the_device_is_foreign_and_no_phases() -> None:
+def test_use_of_the_device_by_other_processes_is_foreign_and_in_no_phase() -> None:
     train = Train().alternate(until_ms=4000, prefill_ms=20, decode_ms=6, gap_ms=26)
     train.sample(100, "sm_active_share", (0.9, 0.3), idle=0.5)
     train.sample(100, "energy_uj", (5.0, 5.0), is_share=False, source="nvml")
@@ -306,7 +306,7 @@ def test_without_a_sampler_nothing_waits_and_nothing_is_foreign() -> None:
     assert not counters_of(collector).is_on
 
 
-def test_the_digest_tells_whether_counters_were_the_same() -> None:
+def test_the_digest_differs_if_counters_differ() -> None:
     def digest(share: float) -> str:
         train = Train().alternate(until_ms=1500)
         return train.sample(1, "sm_active_share", (share, 0.3), source="pm").play()[0].digest()
@@ -314,12 +314,12 @@ def test_the_digest_tells_whether_counters_were_the_same() -> None:
     assert digest(0.9) == digest(0.9) != digest(0.8)
 
 
-def test_a_slot_rests_until_the_tenths_of_its_last_request_are_settled() -> None:
-    """However many requests come and go, what is counted of one is never given to the next."""
+def test_a_slot_is_not_reused_until_the_buckets_of_its_last_request_are_settled() -> None:
+    """Start and end many requests: no value of one is assigned to the next in its slot."""
 
     def train() -> Train:
         train = Train()
-        for step in range(900):  # one request after the other: each is alone
+        for step in range(900):  # successive requests: each is alone
             request = train.ask(f"r{step}", 1 + 4 * step)
             train.run(step, [(request, 8 + step % 5, 0)], 1 + 4 * step, 4 + 4 * step, PREFILL)
             train.core.finished(request)
@@ -334,7 +334,7 @@ def test_a_slot_rests_until_the_tenths_of_its_last_request_are_settled() -> None
     assert len({*table._free}) == len(table._free) == 255
 
 
-def test_who_ends_as_a_tenth_begins_waits_only_for_those_before() -> None:
+def test_a_request_that_ends_as_a_bucket_begins_waits_only_for_earlier_buckets() -> None:
     work, free = Work(8), deque[int]()
     accounts = Accounts(work, free)
     accounts.grow(8)
@@ -347,13 +347,13 @@ def test_who_ends_as_a_tenth_begins_waits_only_for_those_before() -> None:
     assert accounts.is_settled(before)
     assert not accounts.is_settled(since)
     accounts.take([before, since])
-    assert not free  # the journal may yet speak of them
+    assert not free  # the journal may still refer to them
     accounts.settle([Settled(*[[0.0] * 10] * 4)])
     assert sorted(free) == [1, 2]
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-def test_what_prefills_compute_in_a_second_is_told_with_and_without_samples(
+def test_prefill_flops_per_second_are_shown_with_and_without_samples(
     is_sampled: bool,
 ) -> None:
     train = Train().alternate(until_ms=1500, gap_ms=1)
@@ -370,7 +370,7 @@ def test_what_prefills_compute_in_a_second_is_told_with_and_without_samples(
     assert collector.engines["engine"].lives.counters.is_on is is_sampled
 
 
-def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
+def test_exported_rows_contain_counters_and_their_methods() -> None:
     train = Train().alternate(until_ms=1500, gap_ms=1)
     train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
     collector, finals = train.play()
@@ -385,7 +385,7 @@ def test_rows_that_are_exported_hold_counters_and_how_they_came_about() -> None:
     assert format_counted(view.counters).startswith("SM 9")
 
 
-def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
+def test_a_requests_detail_shows_its_counters_and_their_methods() -> None:
     train = Train().alternate(until_ms=1500, gap_ms=1)
     train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
     for counted, is_known in ((train, True), (Train().alternate(until_ms=300), False)):
@@ -399,12 +399,12 @@ def test_a_request_s_detail_shows_what_was_counted_of_it_and_how() -> None:
         assert "HBM" not in drawn
 
 
-def test_the_screen_tells_what_decoding_moves_and_of_prefill_nothing_that_is_not_known() -> None:
+def test_the_screen_shows_bytes_of_decode_and_a_dash_for_unknown_prefill() -> None:
     use = {"decode": PhaseUse(0.3, None, 2.9e12, 0.1e12, None)}
     assert format_counted(CountersView(use=use)).endswith("HBM -/3.00 TB/s")
 
 
-def test_where_nothing_is_counted_the_reason_is_told() -> None:
+def test_the_view_states_the_reason_for_missing_counters() -> None:
     collector, finals = Train().alternate(until_ms=300).play()
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
     assert format_counted(view.counters).startswith("SM -, HBM -: no samples of this device")
@@ -413,7 +413,7 @@ def test_where_nothing_is_counted_the_reason_is_told() -> None:
     assert "sm_active_ns" not in row["provenance"]
 
 
-def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
+def test_host_samples_show_the_cpu_use_of_an_engines_processes() -> None:
     train = Train().alternate(until_ms=500)
     for pid, cpu_ns in ((1.0, 150e6), (77.0, 900e6)):  # the second is not of this engine
         values = {"pid": pid, "cpu_ns": cpu_ns, "rss_bytes": 1e9}
@@ -425,7 +425,7 @@ def test_the_host_tells_what_an_engines_processes_take_on_the_cpu() -> None:
     assert not counters_of(collector).is_on
 
 
-def test_metrics_have_families_of_what_is_counted_and_none_of_what_is_not() -> None:
+def test_metrics_have_families_of_counted_quantities_only() -> None:
     def exported(train: Train) -> dict[str, dict[tuple[str, ...], float]]:
         view = snapshot(train.play()[0], window_ns=60_000 * MS, mode="ended").engines[0]
         look = EngineSample(view, {0: ReplicaCounters()}, None, 0)
@@ -445,7 +445,7 @@ def test_metrics_have_families_of_what_is_counted_and_none_of_what_is_not() -> N
     assert "inferscope_gpu_sm_active_seconds" not in exported(Train().alternate(until_ms=300))
 
 
-def test_spans_say_what_was_counted_of_a_phase_and_how() -> None:
+def test_spans_contain_the_counters_of_a_phase_and_their_methods() -> None:
     train = Train().alternate(until_ms=1500, gap_ms=1)
     train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
     finals = train.play()[1].requests

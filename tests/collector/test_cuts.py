@@ -1,4 +1,4 @@
-"""Results do not depend on where the fold cuts its windows."""
+"""Independence of results from the fold's window boundaries."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.collector.scripts import MS, START_NS, Finals, Script, assert_all_clo
 from tests.collector.test_properties import _Engine
 
 _BY_THE_FIT = ("saved", "fit_id", "counters")
-"""What depends on the model in force when the request ended."""
+"""Fields that depend on the current model at the request's end."""
 
 
 class _Pipelined(_Engine):
-    """Its steps begin before the ones before them are over; some requests are in both."""
+    """Engine whose steps begin before their predecessors end; some requests are in both."""
 
     def _step(self, step: int, start_us: int) -> int:
         end_us = super()._step(step, start_us)
         return start_us + max(1, (end_us - start_us) // self.rng.choice((1, 2, 4)))
 
     def _tell_spans(self, step: int, start_us: int, end_us: int) -> None:
-        # They end in their order, as a queue of launches does, and tokens leave after that.
+        # Steps end in order, like a queue of launches, and their tokens leave later.
         self._last_end_us = max(end_us, getattr(self, "_last_end_us", 0) + 1)
         self._told_us = max(self._told_us, self._last_end_us)
         super()._tell_spans(step, start_us, self._last_end_us)
 
 
 def folded(items: Sequence[Item], cut: Callable[[], bool]) -> tuple[Collector, Finals]:
-    """Fold records, with a window cut behind each where `cut` says so, and at the end."""
+    """Fold records, with a window boundary after each that `cut` selects, and at the end."""
     finals = Finals()
     collector = Collector(finals)
     fold_window = EngineFold._fold_window
@@ -59,7 +59,7 @@ def folded(items: Sequence[Item], cut: Callable[[], bool]) -> tuple[Collector, F
 
 
 def facts_of(finals: Finals) -> list[dict[str, Any]]:
-    """Return all that is said of requests, but for what the fit in force decides."""
+    """Return all fields of final requests, except those that depend on the current fit."""
     found = []
     for final in finals.requests:
         fields = asdict(final)
@@ -79,9 +79,9 @@ def assert_cuts_do_not_show(items: Sequence[Item], rng: random.Random) -> tuple[
 
 
 def stream(rng: random.Random) -> Script:
-    """Return what an engine says that plans its steps, so that none comes to light behind others.
+    """Return the records of an engine that plans its steps, so that none is reported late.
 
-    A step without a plan is known at its end only: requests that left by then are not in it.
+    A step without a plan is known only at its end: requests that ended by then are not in it.
     """
     engine = (_Pipelined if rng.random() < 0.5 else _Engine)(rng)
     engine.has_plans = True
@@ -93,7 +93,7 @@ def stream(rng: random.Random) -> Script:
 @example(
     245226
 )  # cancelled between the plan and the launch of a step, behind one that is held back
-def test_where_windows_are_cut_does_not_show(seed: int) -> None:
+def test_results_do_not_depend_on_window_boundaries(seed: int) -> None:
     rng = random.Random(seed)
     script = stream(rng)
     collector, finals = assert_cuts_do_not_show(script.items(until_ms=20_000), rng)
@@ -104,7 +104,7 @@ def test_where_windows_are_cut_does_not_show(seed: int) -> None:
 @given(st.integers(0, 2**32))
 @example(61)  # a step is cut by a preemption when another of its members is final
 @example(1096)  # a member is final when a step begins that it was planned for
-def test_nor_where_records_are_lost(seed: int) -> None:
+def test_results_do_not_depend_on_window_boundaries_if_records_are_lost(seed: int) -> None:
     rng = random.Random(seed)
     script = stream(rng)
     for _ in range(rng.randint(1, 4)):

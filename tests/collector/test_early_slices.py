@@ -1,4 +1,4 @@
-"""Slices that are stated at a step's dispatch, before its outputs are known."""
+"""Slices reported at a step's dispatch, before its outputs are known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = list[tuple[int, int, int]]
 
 
 def begun(script: Script, *, is_split: bool) -> tuple[Ring, Ring, Rows]:
-    """Open an engine with two running requests, its worker in a process of its own or not."""
+    """Open an engine with two running requests, with or without a separate worker process."""
     core = script.ring()
     worker = script.ring("worker") if is_split else core
     script.at(1)
@@ -35,7 +35,7 @@ def facts(final: FinalRequest) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("is_split", [False, True])
-def test_an_engine_killed_within_a_step_ends_as_if_it_had_not_stated_the_members(
+def test_an_engine_killed_within_a_step_ends_as_if_it_had_not_reported_the_members(
     is_split: bool,
 ) -> None:
     found: list[tuple[Collector, Finals]] = []
@@ -57,7 +57,7 @@ def test_an_engine_killed_within_a_step_ends_as_if_it_had_not_stated_the_members
 
 
 def test_slices_of_an_earlier_step_may_come_behind_those_of_a_later_one() -> None:
-    """The earlier one's had drafts and awaited its outputs; the later one's were plain."""
+    """Report the earlier step's slices with drafts, after its outputs; the later ones are plain."""
     script = Script()
     core, _, rows = begun(script, is_split=False)
     script.at(10)

@@ -1,4 +1,4 @@
-"""Steps that repeat the one before: the fold comes to what it comes to of steps stated in full."""
+"""Equality of the fold of `StepSame` records with that of full steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Rows = list[tuple[int, int, int, int]]
 
 @dataclass
 class Sequencer:
-    """A request of the made-up engine."""
+    """Request of the synthetic engine."""
 
     index: RequestIndex
     prompt: int
@@ -65,10 +65,10 @@ class Sequencer:
 
 @dataclass
 class Engine:
-    """Makes up an engine's steps and states them, with `same_step` where it may or always in full.
+    """Generator of synthetic steps, reported with `same_step` where possible or always in full.
 
-    Slices are stated at dispatch, or once the outputs are known; what a step emitted with the next
-    one, as by an engine that hides the probe behind its device.
+    Slices are reported at dispatch or with the outputs, and a step's emissions with the next step,
+    as in an engine that hides the probe's work behind its device.
     """
 
     rng: random.Random
@@ -77,7 +77,7 @@ class Engine:
     is_brief: bool
     at_dispatch: bool = True
     is_steady: bool = False
-    """No request arrives, and no time passes without a step."""
+    """Whether no request arrives and no time passes without a step."""
     running: list[Sequencer] = field(default_factory=list)
     truth: dict[int, Rows] = field(default_factory=dict)
     emitted: dict[int, tuple[list[int], int]] = field(default_factory=dict)
@@ -215,7 +215,7 @@ def path_of(folder: Path, is_brief: bool) -> Path:
 
 
 def lines_of(path: Path, *, most_bytes: int = 1 << 24, recording: Path | None = None) -> list[Any]:
-    """Fold a ring; return what is exported of it."""
+    """Fold a ring; return its exported lines."""
     out = io.BytesIO()
     sink = JsonlExporter(out)
     source = RingSource(
@@ -271,7 +271,7 @@ def rows_of(slices: StepSlices) -> Rows:
 
 
 def assert_true(engine: Engine, found: Sequence[Record]) -> int:
-    """Hold the members of steps, and what they emitted, against the engine's; count the steps."""
+    """Compare members and emissions of steps with the engine's; return the number of steps."""
     num = 0
     for record in found:
         if isinstance(record, StepSlices):
@@ -290,7 +290,7 @@ any_engine = settings(max_examples=8, deadline=None, suppress_health_check=list(
 
 @any_engine
 @given(seed=st.integers(0, 2**32))
-def test_steps_stated_briefly_fold_to_the_same_lines(
+def test_repeated_steps_fold_to_the_same_lines(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("rings")
@@ -309,7 +309,7 @@ def test_steps_stated_briefly_fold_to_the_same_lines(
     assert replayed(folder / "brief.isr") == whole
 
 
-def test_most_steps_of_a_steady_batch_are_stated_briefly(tmp_path: Path) -> None:
+def test_most_steps_of_a_steady_batch_are_reported_as_repeated(tmp_path: Path) -> None:
     engines = [made(tmp_path / str(seed), seed, is_brief=True) for seed in range(8)]
     assert sum(engine.num_same for engine in engines) > 0.4 * 8 * 60
 
@@ -333,7 +333,7 @@ def test_without_some_frames_no_member_is_wrong(
 
 
 def folded(frames: Sequence[Frame]) -> tuple[Collector, Finals]:
-    """Fold the frames of a ring of which some are missing, as a follower does."""
+    """Fold the frames of a ring that lacks some, as a follower does."""
     merger, expansion, finals = Merger(), Expansion(), Finals()
     collector = Collector(finals)
     opened = RingOpened(START_NS, 1, "engine", "core", 0, 1, "host", "boot", START_NS, 0)
@@ -448,7 +448,7 @@ def test_any_numbers_expand_to_records_that_can_be_folded(numbers: list[int]) ->
             collector.fold(1, record)
 
 
-def test_a_lost_base_costs_the_members_of_so_many_steps_and_is_counted(tmp_path: Path) -> None:
+def test_a_lost_base_makes_each_step_that_repeats_it_unjoined(tmp_path: Path) -> None:
     clock = FakeClock(START_NS)
     probe = make_probe(tmp_path, clock)
     engine = Engine(random.Random(1), probe, clock, True)
@@ -465,7 +465,7 @@ def test_a_lost_base_costs_the_members_of_so_many_steps_and_is_counted(tmp_path:
     assert 0 < num_missing <= MOST_SAME + 1
 
 
-def test_a_reader_of_format_1_skips_and_counts_such_steps_and_says_so(
+def test_a_reader_of_format_1_skips_counts_and_reports_such_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = made(tmp_path, 2, is_brief=True)

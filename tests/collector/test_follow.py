@@ -1,4 +1,4 @@
-"""Following real files of real processes: stopped ones, late ones, deleted ones."""
+"""Following of real ring files of real processes: stopped, late and deleted ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ while True:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], Path]]]:
-    """Start made-up engines; end them with the test."""
+    """Start synthetic engines; end them with the test."""
     with ExitStack() as stack:
 
         def begin(engine_id: str) -> tuple[subprocess.Popen[str], Path]:
@@ -70,7 +70,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str
 
 
 def follow(source: RingSource, is_so: Callable[[], bool]) -> None:
-    """Follow until something is so."""
+    """Follow until a condition holds."""
     end_s = time.monotonic() + 90
     while not is_so():
         assert time.monotonic() < end_s, "it never came to be so"
@@ -182,7 +182,7 @@ def test_a_ring_that_is_just_made_is_not_over_yet(tmp_path: Path) -> None:
     follower.close()
 
 
-def test_a_record_from_the_future_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_record_from_the_future_does_not_block_other_rings(tmp_path: Path) -> None:
     clock = _Clock()
     ring = made_ring(tmp_path, "core-0-1", clock)
     for t_ns in (clock.now_ns, 1 << 61, clock.now_ns + 1):
@@ -200,7 +200,7 @@ def test_a_record_from_the_future_holds_nobody_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 62, 1 << 70])
 @pytest.mark.parametrize("field", ["rank", "pid", "start_ns", "start_real_ns"])
-def test_a_header_of_impossible_numbers_is_no_rings(
+def test_a_header_with_impossible_numbers_is_not_a_ring(
     tmp_path: Path, field: str, number: int
 ) -> None:
     clock = _Clock()
@@ -220,7 +220,7 @@ def test_a_header_of_impossible_numbers_is_no_rings(
 
 @pytest.mark.parametrize("at_ns", [0, 1 << 62, (1 << 63) - 1])
 @pytest.mark.parametrize("real_ns", [-(1 << 63), (1 << 63) - 1])
-def test_clocks_that_no_machine_has_move_no_times(tmp_path: Path, at_ns: int, real_ns: int) -> None:
+def test_impossible_clocks_do_not_shift_times(tmp_path: Path, at_ns: int, real_ns: int) -> None:
     clock = SystemClock()
     now_ns = clock.monotonic_ns()
     me = Identity("engine", "core", 0, 1, "h", boot_id(), 5, clock.real_ns())
@@ -254,7 +254,7 @@ def test_a_name_used_again_is_another_ring(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most_bytes", [1, 20_000, 1 << 24])
-def test_what_is_behind_stays_in_its_rings_and_comes_in_the_same_order(
+def test_backlog_stays_in_its_rings_and_is_read_in_the_same_order(
     tmp_path: Path, most_bytes: int
 ) -> None:
     clock = _Clock()
@@ -281,7 +281,7 @@ def test_what_is_behind_stays_in_its_rings_and_comes_in_the_same_order(
         seen += [item.record.real_ns for item in items if isinstance(item.record, Clock)]
     assert seen == list(range(3000))
     assert now_ns - began_ns == 3_000_000_000
-    # Beyond the bound: a piece of each ring, the least that is copied, of frames of 32 bytes.
+    # Beyond the bound: one chunk of each ring, the smallest copy, of frames of 32 bytes.
     piece_bytes = (1 << 14) / 32 * (RECORD_BYTES + 16)
     assert most_held_bytes < most_bytes + 3 * piece_bytes < 3000 * RECORD_BYTES + most_bytes
     assert (polls > 1) is (most_bytes < 1 << 20)
