@@ -100,7 +100,7 @@ def main() -> None:
             made.tick(
                 now_ns,
                 in_flight,
-                is_spoken_of=lambda request, until_ns: False,
+                has_pending_outcome=lambda request, until_ns: False,
                 ledger_ns=lambda request: {},
             )
 

@@ -235,7 +235,7 @@ class _Recording:
             return
         try:
             # Every time: what a process says before its ring is found would be late.
-            self._source.look_again()
+            self._source.request_rescan()
             self._source.advance()
         except Exception as error:
             self._fail(error)

@@ -457,7 +457,7 @@ class _TrackedEngine:
         """Add a ring."""
         if path not in self.paths:
             self.paths = [*self.paths, path]
-        self._source.look_again()
+        self._source.request_rescan()
 
     def advance(self, now_ns: int) -> bool:
         """Fold due records, at most one turn's bytes; start counting once caught up.
@@ -481,7 +481,7 @@ class _TrackedEngine:
         """
         source = self._source
         return (
-            source.is_manned
+            source.has_live_writer
             or source.has_more
             or any(engine.has_unfolded for engine in source.collector.engines.values())
         )

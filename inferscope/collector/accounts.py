@@ -24,7 +24,7 @@ from inferscope.collector.work import TOTALLED, Journal, Work
 
 Floats = NDArray[np.float64]
 
-TENTH_NS = 100_000_000
+BUCKET_NS = 100_000_000
 SM_ACTIVE, BUSY, ENERGY, READ, WRITE = range(5)
 """Counted quantities, in nanoseconds, nanoseconds, microjoules, bytes and bytes."""
 NUM_COUNTED = 5
@@ -40,7 +40,7 @@ _AT_ONCE = 16
 _totalled = itemgetter(*TOTALLED)
 
 
-class Settled(NamedTuple):
+class SettledBucket(NamedTuple):
     """Sampled values of the steps of one bucket: [phases · counted] each."""
 
     values: Sequence[float]
@@ -77,17 +77,17 @@ class Settled(NamedTuple):
         return rates
 
 
-class Left(msgspec.Struct, frozen=True, gc=False):
+class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     """An ended request whose buckets are not all settled."""
 
     slot: int
-    num_tenths: int
+    num_buckets: int
     """Number of buckets begun by its end; all its compute is in them."""
     totals: tuple[int, ...]
     """[phases · 3], time in nanoseconds, bytes read and bytes written of the request."""
 
 
-class Accounts:
+class CounterShares:
     """Division of one engine's counter values among its requests.
 
     Attributes:
@@ -104,7 +104,7 @@ class Accounts:
         self._work = work
         self._free = free
         self._given = np.zeros((0, _NUM_GIVEN))
-        """[slots, phases · counted · 3], sums in the layout of `Settled.rates`."""
+        """[slots, phases · counted · 3], sums in the layout of `SettledBucket.rates`."""
         self._numbers: deque[int] = deque()
         """Numbers of the unsettled buckets."""
         self._ends: list[int] = []
@@ -137,7 +137,7 @@ class Accounts:
         more = np.zeros((num_slots - len(self._given), _NUM_GIVEN))
         self._given = np.concatenate([self._given, more])
 
-    def leave(self, slot: int, at_ns: int, prefill: list[int], decode: list[int]) -> Left:
+    def leave(self, slot: int, at_ns: int, prefill: list[int], decode: list[int]) -> EndedRequest:
         """End a request; call this before its slot is freed.
 
         Args:
@@ -147,23 +147,23 @@ class Accounts:
             decode: its decode totals, by column.
         """
         self._waiting.add(slot)
-        num_tenths = self._num_begun - sum(number * TENTH_NS > at_ns for number in self._numbers)
-        return Left(slot, num_tenths, _totalled(prefill) + _totalled(decode))
+        num_buckets = self._num_begun - sum(number * BUCKET_NS > at_ns for number in self._numbers)
+        return EndedRequest(slot, num_buckets, _totalled(prefill) + _totalled(decode))
 
     def free(self, slot: int) -> None:
         """Return a slot to the free list once no unsettled bucket refers to it."""
         if slot not in self._waiting:
             self._rest(slot, self._num_begun)
 
-    def is_settled(self, left: Left) -> bool:
+    def is_settled(self, left: EndedRequest) -> bool:
         """Return whether all buckets of an ended request are settled."""
-        return left.num_tenths <= self._num_settled
+        return left.num_buckets <= self._num_settled
 
-    def take(self, left: Sequence[Left]) -> list[list[float]]:
+    def take(self, left: Sequence[EndedRequest]) -> list[list[float]]:
         """Return the values of ended requests, and release their slots.
 
         Returns:
-            [phases · counted · 3] of each request, in the layout of `Settled.rates`.
+            [phases · counted · 3] of each request, in the layout of `SettledBucket.rates`.
         """
         given: list[list[float]] = self._given[[each.slot for each in left]].tolist()
         for each in left:
@@ -171,9 +171,9 @@ class Accounts:
             self._rest(each.slot, self._num_begun)
         return given
 
-    def _rest(self, slot: int, num_tenths: int) -> None:
-        if num_tenths > self._num_settled:
-            self._resting.append((num_tenths, slot))
+    def _rest(self, slot: int, num_buckets: int) -> None:
+        if num_buckets > self._num_settled:
+            self._resting.append((num_buckets, slot))
             return
         self._given[slot] = 0.0
         self._free.append(slot)
@@ -182,12 +182,12 @@ class Accounts:
         """Return the numbers of the unsettled buckets, oldest first."""
         return list(self._numbers)
 
-    def settle(self, settled: Sequence[Settled]) -> None:
+    def settle(self, settled: Sequence[SettledBucket]) -> None:
         """Divide the values of the oldest buckets among their requests."""
         for at in range(0, len(settled), _AT_ONCE):
             self._settle(settled[at : at + _AT_ONCE])
 
-    def _settle(self, settled: Sequence[Settled]) -> None:
+    def _settle(self, settled: Sequence[SettledBucket]) -> None:
         num, journal = len(settled), self._work.journal
         assert journal is not None  # a bucket has begun
         if num > len(self._ends):

@@ -14,7 +14,7 @@ from inferscope.attribution.rules import Components
 from inferscope.collector.amounts import Counted, count_rows
 from inferscope.collector.counted_steps import NOTHING_MOVED
 from inferscope.collector.devices import RankTime
-from inferscope.collector.finals import FinalStep, Sink, Unnamed
+from inferscope.collector.finals import FinalStep, RemoteWork, Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.steps import Execution, Joined, SplitStep, pair_shares
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-class Bookings:
+class StepBooker:
     """Booker of one engine's split steps; each account books every nanosecond of a step once.
 
     Attributes:
@@ -180,7 +180,7 @@ class Bookings:
             work.computed(columns.slots[rows], counted.phases[rows], counted.amounts[:, rows])
 
     def book_unnamed(
-        self, split: SplitStep, unnamed: Sequence[Unnamed], run: Execution
+        self, split: SplitStep, unnamed: Sequence[RemoteWork], run: Execution
     ) -> list[int]:
         """Add a step whose requests only another host knows to the windows and the digest.
 
@@ -241,7 +241,7 @@ class Bookings:
             if self._lives.rates is not None:
                 cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)
 
-    def hand_on(self, step: Joined, columns: Columns, at: int) -> None:
+    def emit_steps(self, step: Joined, columns: Columns, at: int) -> None:
         """Pass a step to the sinks, once per rank."""
         rows = columns.rows(at)
         of_rows = _Rows(
@@ -254,18 +254,18 @@ class Bookings:
         split = step.split
         assert split is not None
         assert split.model is not None
-        self._hand_on(step, of_rows, Components(split.model, columns.table, at))
+        self._emit(step, of_rows, Components(split.model, columns.table, at))
 
-    def hand_on_unnamed(self, step: Joined, unnamed: Sequence[Unnamed] = ()) -> None:
+    def emit_unnamed_steps(self, step: Joined, unnamed: Sequence[RemoteWork] = ()) -> None:
         """Pass a step without known requests to the sinks; `unnamed` has an entry per rank."""
-        self._hand_on(step, _NO_ROWS, unnamed=unnamed)
+        self._emit(step, _NO_ROWS, unnamed=unnamed)
 
-    def _hand_on(
+    def _emit(
         self,
         step: Joined,
         rows: _Rows,
         components: Components | None = None,
-        unnamed: Sequence[Unnamed] = (),
+        unnamed: Sequence[RemoteWork] = (),
     ) -> None:
         run, split = step.run, step.split
         assert split is not None

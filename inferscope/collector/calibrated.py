@@ -44,7 +44,7 @@ class Calibrated:
         self._described: dict[int, Item] = {}
         """Rings whose newest record is an EngineInfo."""
 
-    def told(self, items: list[Item]) -> list[Item]:
+    def with_tables(self, items: list[Item]) -> list[Item]:
         """Return the records with the missing tables, in fold order.
 
         Most batches contain no EngineInfo or RingOpened; that check takes 0.1 µs per record.

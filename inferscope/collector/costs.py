@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.parts import PromptCost, PromptPart
-from inferscope.collector.finals import PhaseWork, Saved
+from inferscope.collector.finals import CacheSavings, PhaseWork
 from inferscope.collector.requests import Request
 from inferscope.collector.work import COMPUTE_NS, READ_BYTES, TOKENS, WRITE_BYTES, Work
 from inferscope.cost.counts import Rates, saved_ns
@@ -53,7 +53,7 @@ def phase_work(amounts: list[int], rates: Rates | None) -> PhaseWork:
     return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])
 
 
-def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | None) -> Saved:
+def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | None) -> CacheSavings:
     """Return the FLOPs and time that the prefix cache saved.
 
     Args:
@@ -63,11 +63,11 @@ def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | Non
     """
     cached_tokens, prompt_tokens = request.cached_tokens, request.prompt_tokens
     if cached_tokens < 0 or (prompt_tokens is not None and cached_tokens > prompt_tokens):
-        return Saved()  # one of the two is wrong
+        return CacheSavings()  # one of the two is wrong
     if not cached_tokens:
-        return Saved(None if rates is None else 0, 0)
+        return CacheSavings(None if rates is None else 0, 0)
     flops = None if rates is None else rates.saved_flops(cached_tokens)
     if prompt_tokens is None or model is None:
-        return Saved(flops)
+        return CacheSavings(flops)
     ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
-    return Saved(flops, ns, model.fit_id)
+    return CacheSavings(flops, ns, model.fit_id)

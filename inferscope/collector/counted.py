@@ -63,7 +63,7 @@ _PLACES = [
 """Name and quantity, with their positions in the given values and the totals of each phase."""
 
 
-class Teller:
+class CounterReporter:
     """Reporter of the counter values of requests that end at one time."""
 
     def __init__(self, sources: dict[int, str], errors: dict[int, float | None]) -> None:
@@ -80,11 +80,11 @@ class Teller:
             for counted in NAMES
         }
 
-    def tell(self, given: list[float], totals: Sequence[int]) -> RequestCounters:
+    def report(self, given: list[float], totals: Sequence[int]) -> RequestCounters:
         """Return the counter values of an ended request.
 
         Args:
-            given: [phases · counted · 3], in the layout of `Settled.rates`.
+            given: [phases · counted · 3], in the layout of `SettledBucket.rates`.
             totals: [phases · 3], all that the request computed.
         """
         of_prefill: dict[str, int] = {}

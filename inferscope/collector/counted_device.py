@@ -26,7 +26,7 @@ from inferscope.collector.accounts import (
     READ,
     SM_ACTIVE,
     WRITE,
-    Settled,
+    SettledBucket,
 )
 from inferscope.collector.counted_steps import (
     BLURRED,
@@ -39,19 +39,19 @@ from inferscope.collector.counted_steps import (
     TIME,
     VALUES,
     Amounts,
-    CountedSteps,
+    StepBuffer,
 )
 from inferscope.collector.counter_fits import RollingFit
 from inferscope.collector.counter_windows import (
     SOURCES,
-    Told,
+    SampleWindows,
     Window,
     are_short,
-    as_one,
-    each_alone,
+    concat,
+    group_alike,
     num_windows_of,
     only,
-    together,
+    split_windows,
 )
 from inferscope.collector.laid_samples import (
     MOVING,
@@ -71,7 +71,7 @@ SILENT_NS = 1_000_000_000
 """Time without samples after which a source counts as absent."""
 FOREIGN_SHARE = 0.01
 """Share of a device used by other processes above which its counters are not attributed."""
-_TELLS_WHO = "nvml"
+_FOREIGN_USE_SOURCE = "nvml"
 _LONGEST_AWAITED_NS = 250_000_000
 """Longest window whose end finished requests wait for."""
 _OF_ENERGY = ("idle", "prefill", "decode", "bytes", "flops")
@@ -80,7 +80,7 @@ _TOTALS = [BY_EXPECTED[counted] + phase for phase in (0, 1) for counted in range
 """[phases · counted], column of the expected amounts that covers each quantity."""
 
 
-class Found:
+class JoinTotals:
     """Totals of the join over all devices of an engine.
 
     Attributes:
@@ -98,7 +98,7 @@ class Found:
         self.num_late = self.num_doubled = 0
 
 
-class CountedDevice:
+class DeviceJoin:
     """One device of an engine, with its ranks' steps and the unsettled samples.
 
     Attributes:
@@ -109,23 +109,23 @@ class CountedDevice:
         idle_uj: energy not assigned to a step, in microjoules.
     """
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: JoinTotals) -> None:
         """Start without samples; add totals to `found`."""
         self._found = found
-        self.steps: dict[int, CountedSteps] = {}
-        self._pending: list[tuple[Told, float]] = []
+        self.steps: dict[int, StepBuffer] = {}
+        self._pending: list[tuple[SampleWindows, float]] = []
         """Samples, each with the foreign share then: it is sampled once a second, and holds until
         the next sample."""
         self.through_ns: dict[str, int] = {}
         self._lasts_ns: dict[str, int] = {}
         """Length of the newest window, by source."""
-        self._heard_ns: dict[tuple[int, str], int] = {}
+        self._sample_ends_ns: dict[tuple[int, str], int] = {}
         """End of the newest sample, by quantity and source."""
         self.foreign_share = 0.0
         self.foreign_ns = 0
         self.idle_uj = 0.0
 
-    def take(self, told: Told) -> None:
+    def take(self, told: SampleWindows) -> None:
         """Add a sample to the pending ones."""
         self._pending.append((told, self.foreign_share))
 
@@ -142,21 +142,21 @@ class CountedDevice:
         due = self._due(through_ns, since_ns=since_ns, settled_ns=settled_ns)
         if not due:
             return
-        groups = [(told, foreign, are_short(told)) for told, foreign in together(due)]
+        groups = [(told, foreign, are_short(told)) for told, foreign in group_alike(due)]
         long = [
-            sample for told, _, is_short in groups if not is_short for sample in each_alone(told)
+            sample for told, _, is_short in groups if not is_short for sample in split_windows(told)
         ]
         laid = Laid(self.steps.values(), long) if long else None
         num_given = 0
         for told, foreign_share, is_short in groups:
             if is_short:
-                self._settle_short(as_one(told), foreign_share)
+                self._settle_short(concat(told), foreign_share)
             elif laid is not None:
                 samples = long[num_given : num_given + num_windows_of(told)]
                 self._settle_long(samples, laid, num_given, foreign_share=foreign_share)
                 num_given += len(samples)
 
-    def of_tenth(self, number: int) -> Settled:
+    def bucket_values(self, number: int) -> SettledBucket:
         """Settle a bucket and return its values; it accepts no more samples."""
         given, expected = [0.0] * (3 * len(_TOTALS)), [0.0] * NUM_EXPECTED
         for steps in self.steps.values():
@@ -167,7 +167,7 @@ class CountedDevice:
         totals = [expected[column] for column in _TOTALS]
         # Windows overlap where one source takes over from another.
         known = list(map(min, given[KNOWN:BLURRED], totals))
-        return Settled(given[VALUES:KNOWN], known, totals, given[BLURRED:])
+        return SettledBucket(given[VALUES:KNOWN], known, totals, given[BLURRED:])
 
     def forget(self, before_ns: int) -> bool:
         """Drop the steps that no further sample can reach, and ranks without steps.
@@ -193,10 +193,12 @@ class CountedDevice:
                 return False
         return True
 
-    def _due(self, through_ns: int, *, since_ns: int, settled_ns: int) -> list[tuple[Told, float]]:
+    def _due(
+        self, through_ns: int, *, since_ns: int, settled_ns: int
+    ) -> list[tuple[SampleWindows, float]]:
         """Return the pending samples that end by a time, in order and without duplicates."""
-        due: list[tuple[Told, float]] = []
-        left: list[tuple[Told, float]] = []
+        due: list[tuple[SampleWindows, float]] = []
+        left: list[tuple[SampleWindows, float]] = []
         for each in self._pending:
             (due if each[0].end_ns <= through_ns else left).append(each)
         self._pending = left
@@ -210,7 +212,9 @@ class CountedDevice:
             after_ns = self.through_ns.get(told.source, 0)
             if isinstance(told, CounterSample):
                 self._found.num_doubled += told.start_ns < after_ns
-                new: Told | None = told if told.start_ns >= max(after_ns, since_ns) else None
+                new: SampleWindows | None = (
+                    told if told.start_ns >= max(after_ns, since_ns) else None
+                )
                 lasts_ns = told.end_ns - told.start_ns
             else:
                 is_new = told.from_ns >= after_ns
@@ -245,15 +249,15 @@ class CountedDevice:
             lasted_ns = sample.end_ns - sample.start_ns
             idle_ns.append(max(lasted_ns - busy_ns, 0.0))
             theirs_ns += min(foreign_share * lasted_ns, idle_ns[-1])
-        if source == _TELLS_WHO:
+        if source == _FOREIGN_USE_SOURCE:
             self.foreign_ns += int(theirs_ns)
         if foreign_share > FOREIGN_SHARE:
             return  # this engine's part of the device's work is unknown
         terms: list[list[Term]] = [[] for _ in samples]
-        if "sm_active_share" in words and self._is_best(SM_ACTIVE, source, end_ns):
+        if "sm_active_share" in words and self._select_source(SM_ACTIVE, source, end_ns):
             self._rate_sm(samples, sums, terms)
         self._rate_bytes(samples, sums, terms)
-        if "energy_uj" in words and self._is_best(ENERGY, source, end_ns):
+        if "energy_uj" in words and self._select_source(ENERGY, source, end_ns):
             told_uj = [sample.values["energy_uj"] for sample in samples]
             for rates, into in zip(self._rate_energy(told_uj, idle_ns, sums), terms, strict=True):
                 into += terms_of_energy(rates, 1.0) if rates else ()
@@ -287,7 +291,10 @@ class CountedDevice:
         if not are_apart and not ("dram_share" in words and "dram_peak_bytes_per_s" in words):
             return
         source, end_ns = samples[0].source, samples[-1].end_ns
-        are_best = (self._is_best(READ, source, end_ns), self._is_best(WRITE, source, end_ns))
+        are_best = (
+            self._select_source(READ, source, end_ns),
+            self._select_source(WRITE, source, end_ns),
+        )
         for sample, expected, into in zip(samples, sums, terms, strict=True):
             values = sample.values
             moved = (sum(expected[BYTES_READ:BYTES_WRITTEN]), sum(expected[BYTES_WRITTEN:FLOPS]))
@@ -346,7 +353,7 @@ class CountedDevice:
         values, source, end_ns = window.values, window.source, window.end_ns
         lasted_ns = (window.to_ns - window.from_ns).astype(np.float64)
         idle_ns = np.maximum(lasted_ns - busy_ns, 0)
-        if source == _TELLS_WHO:
+        if source == _FOREIGN_USE_SOURCE:
             theirs_ns = np.minimum(foreign_share * lasted_ns, idle_ns)
             self.foreign_ns += int(np.add.reduce(theirs_ns))
         if foreign_share > FOREIGN_SHARE:
@@ -356,7 +363,7 @@ class CountedDevice:
         took_ns = prefill_ns + decode_ns
         is_mixed = (prefill_ns > 0) & (decode_ns > 0)
         for counted, word in ((SM_ACTIVE, "sm_active_share"), (BUSY, "busy_share")):
-            if word in values and self._is_best(counted, source, end_ns):
+            if word in values and self._select_source(counted, source, end_ns):
                 rates = _ratio(values[word] * lasted_ns, took_ns)
                 known = (took_ns > 0).astype(np.float64)
                 terms += terms_of_short(counted, rates, known, rates * is_mixed, row=TIME)
@@ -370,12 +377,12 @@ class CountedDevice:
             is_mixed = np.ones_like(is_mixed)
         if read is not None and written is not None:
             for counted, amounts, row in ((READ, read, MOVING), (WRITE, written, MOVING + 2)):
-                if self._is_best(counted, source, end_ns):
+                if self._select_source(counted, source, end_ns):
                     moving_ns = sums[row] + sums[row + 1]
                     rates = _ratio(amounts, moving_ns)
                     known = (moving_ns > 0).astype(np.float64)
                     terms += terms_of_short(counted, rates, known, rates * is_mixed, row=row)
-        if "energy_uj" in values and self._is_best(ENERGY, source, end_ns):
+        if "energy_uj" in values and self._select_source(ENERGY, source, end_ns):
             told_uj = values["energy_uj"].tolist()
             found = self._rate_energy(told_uj, idle_ns.tolist(), sums.T.tolist())
             known = np.array([float(bool(rates)) for rates in found])
@@ -390,17 +397,17 @@ class CountedDevice:
             for place, amount in zip(places, told, strict=True):
                 given[place] += amount
 
-    def _is_best(self, counted: int, source: str, end_ns: int) -> bool:
+    def _select_source(self, counted: int, source: str, end_ns: int) -> bool:
         """Record a source for a quantity; return whether no better source is present."""
-        self._heard_ns[counted, source] = end_ns
+        self._sample_ends_ns[counted, source] = end_ns
         for better in SOURCES[: _RANK[source]]:
-            if end_ns - self._heard_ns.get((counted, better), -SILENT_NS) < SILENT_NS:
+            if end_ns - self._sample_ends_ns.get((counted, better), -SILENT_NS) < SILENT_NS:
                 return False
         self._found.sources[counted] = source
         return True
 
 
-def _turn(each: tuple[Told, float]) -> tuple[int, int]:
+def _turn(each: tuple[SampleWindows, float]) -> tuple[int, int]:
     told = each[0]
     return told.end_ns, _RANK[told.source]
 

@@ -51,7 +51,7 @@ _MOST_FORGOTTEN = 1024
 _END_OF_TIME_NS = 1 << 62
 
 
-class Tenth:
+class StepBucket:
     """Steps of one rank that ended in a bucket of 100 ms.
 
     Attributes:
@@ -70,7 +70,7 @@ class Tenth:
         self.rest: Amounts | None = None
 
 
-class Place(NamedTuple):
+class StepPosition(NamedTuple):
     """Position of a time among the steps of one rank."""
 
     step: int
@@ -81,16 +81,16 @@ class Place(NamedTuple):
     """Time of that step that is over, in nanoseconds."""
 
 
-class CountedSteps:
+class StepBuffer:
     """Buffer of one rank's steps that wait for its device's samples.
 
     Attributes:
-        tenths: unsettled buckets.
+        buckets: unsettled buckets.
         until_ns: end of the last step added to the sums.
     """
 
     def __init__(self) -> None:
-        self.tenths: deque[Tenth] = deque()
+        self.buckets: deque[StepBucket] = deque()
         self.until_ns = 0
         self._new: list[tuple[float, ...]] = []
         """Start, end and expected amounts of steps not yet added to the sums."""
@@ -109,9 +109,9 @@ class CountedSteps:
     def begin(self, number: int) -> None:
         """Begin a bucket: later steps belong to it."""
         first = self._num_gone + len(self._ends_ns) + len(self._new)
-        if self.tenths and self.tenths[-1].first == first:
-            self.tenths.pop()  # it has no steps
-        self.tenths.append(Tenth(number, first))
+        if self.buckets and self.buckets[-1].first == first:
+            self.buckets.pop()  # it has no steps
+        self.buckets.append(StepBucket(number, first))
 
     def read_in(self) -> None:
         """Add the steps since the last call to the sums."""
@@ -140,26 +140,28 @@ class CountedSteps:
         num = self._num_gone + len(self._ends_ns)
         for at, step in enumerate(zip(*columns, strict=True)):
             if not busy_ns[at]:
-                reached = (each for each in reversed(self.tenths) if each.first <= num + at)
-                tenth = next(reached, None)
-                if tenth is not None:  # else its bucket is settled
-                    tenth.rest = list(map(add, tenth.rest or [0] * NUM_EXPECTED, step))
+                reached = (each for each in reversed(self.buckets) if each.first <= num + at)
+                bucket = next(reached, None)
+                if bucket is not None:  # else its bucket is settled
+                    bucket.rest = list(map(add, bucket.rest or [0] * NUM_EXPECTED, step))
         return [
             [amount if ns else 0 for amount, ns in zip(column, busy_ns, strict=True)]
             for column in columns
         ]
 
-    def place(self, at_ns: int) -> Place:
+    def place(self, at_ns: int) -> StepPosition:
         """Return the position of a time among the steps."""
         step = bisect_right(self._ends_ns, at_ns, self._first)
         if step == len(self._ends_ns):
-            return Place(step, 0.0, 0)
+            return StepPosition(step, 0.0, 0)
         start_ns = self._starts_ns[step]
         if at_ns <= start_ns:
-            return Place(step, 0.0, 0)
-        return Place(step, (at_ns - start_ns) / (self._ends_ns[step] - start_ns), at_ns - start_ns)
+            return StepPosition(step, 0.0, 0)
+        return StepPosition(
+            step, (at_ns - start_ns) / (self._ends_ns[step] - start_ns), at_ns - start_ns
+        )
 
-    def between(self, begin: Place, end: Place) -> Amounts:
+    def between(self, begin: StepPosition, end: StepPosition) -> Amounts:
         """Return the expected amounts of the steps between two positions."""
         (first, part, _), (last, last_part, _) = begin, end
         amounts = [sum(column[first:last]) for column in self._expected]
@@ -171,7 +173,7 @@ class CountedSteps:
                 amounts[at] += last_part * column[last]
         return amounts
 
-    def busy_ns(self, begin: Place, end: Place) -> int:
+    def busy_ns(self, begin: StepPosition, end: StepPosition) -> int:
         """Return the time that steps ran between two positions."""
         first, last = begin.step, end.step
         whole_ns = sum(self._ends_ns[first:last]) - sum(self._starts_ns[first:last])
@@ -205,36 +207,36 @@ class CountedSteps:
         starts_ns = np.array(self._starts_ns[begin:end], dtype=np.int64)
         return starts_ns, np.array(self._ends_ns[begin:end], dtype=np.int64)
 
-    def windows(self, from_ns: int, to_ns: int) -> list[tuple[Tenth, int, int]]:
+    def windows(self, from_ns: int, to_ns: int) -> list[tuple[StepBucket, int, int]]:
         """Return the buckets that overlap a window, each with the interval of its steps."""
-        found, until_ns = list[tuple[Tenth, int, int]](), _END_OF_TIME_NS
-        for tenth in reversed(self.tenths):
-            first = tenth.first - self._num_gone
+        found, until_ns = list[tuple[StepBucket, int, int]](), _END_OF_TIME_NS
+        for bucket in reversed(self.buckets):
+            first = bucket.first - self._num_gone
             since_ns = self._ends_ns[first - 1] if first else self._gone_until_ns
             if since_ns < to_ns and until_ns > from_ns:
-                found.append((tenth, since_ns, until_ns))
+                found.append((bucket, since_ns, until_ns))
             until_ns = since_ns
         return found
 
-    def settle(self, number: int) -> tuple[Tenth, Amounts] | None:
+    def settle(self, number: int) -> tuple[StepBucket, Amounts] | None:
         """Close a bucket; return it with the expected amounts of all its steps.
 
         Return None if no step is in it.
         """
-        tenths = self.tenths
-        while tenths and tenths[0].number < number:
-            tenths.popleft()
-        if not tenths or tenths[0].number != number:
+        buckets = self.buckets
+        while buckets and buckets[0].number < number:
+            buckets.popleft()
+        if not buckets or buckets[0].number != number:
             return None
-        tenth = tenths.popleft()
-        first = tenth.first - self._num_gone
-        last = tenths[0].first - self._num_gone if tenths else len(self._ends_ns)
+        bucket = buckets.popleft()
+        first = bucket.first - self._num_gone
+        last = buckets[0].first - self._num_gone if buckets else len(self._ends_ns)
         amounts = [sum(column[first:last]) for column in self._expected]
-        return tenth, amounts if tenth.rest is None else list(map(add, amounts, tenth.rest))
+        return bucket, amounts if bucket.rest is None else list(map(add, amounts, bucket.rest))
 
     def forget(self, before_ns: int) -> None:
         """Remove the settled steps that ended before a time."""
-        end = self.tenths[0].first - self._num_gone if self.tenths else len(self._ends_ns)
+        end = self.buckets[0].first - self._num_gone if self.buckets else len(self._ends_ns)
         self._first = first = bisect_left(self._ends_ns, before_ns, self._first, end)
         if first > _MOST_FORGOTTEN:
             self._gone_until_ns = self._ends_ns[first - 1]

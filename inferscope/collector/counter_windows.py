@@ -35,21 +35,21 @@ class Window(NamedTuple):
         return self.to_ns.item(-1)
 
 
-Told = Window | CounterSample
+SampleWindows = Window | CounterSample
 """Short windows of a sample, or the sample itself, which is one long window."""
 
 
-def read(record: CounterSample) -> Told | None:
+def read(record: CounterSample) -> SampleWindows | None:
     """Return the windows of a sample with values to join, None for other or damaged ones."""
     if record.starts_ns:
-        told = as_told(record)
+        told = as_recorded(record)
         return None if told is None else in_order(told)
     if record.source not in SOURCES or _JOINED.isdisjoint(record.values):
         return None
     return record if 0 <= record.start_ns < record.end_ns < _END_OF_TIME_NS else None
 
 
-def as_told(record: CounterSample) -> Window | None:
+def as_recorded(record: CounterSample) -> Window | None:
     """Return the windows of a sample in the order of its columns, whatever their times.
 
     Return None if it is unreadable, or has no value to join.
@@ -87,13 +87,13 @@ def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
     return Window(told.source, from_ns, told.to_ns[which], values)
 
 
-def together(told: list[tuple[Told, float]]) -> list[tuple[list[Told], float]]:
+def group_alike(told: list[tuple[SampleWindows, float]]) -> list[tuple[list[SampleWindows], float]]:
     """Group the samples of one source with the same values: a group costs little more than one.
 
     Args:
         told: samples, each with the share of the device that other processes used then.
     """
-    found: dict[tuple[object, ...], tuple[list[Told], float]] = {}
+    found: dict[tuple[object, ...], tuple[list[SampleWindows], float]] = {}
     for each, foreign_share in told:
         key = (each.source, *each.values, foreign_share)
         if key in found:
@@ -103,7 +103,7 @@ def together(told: list[tuple[Told, float]]) -> list[tuple[list[Told], float]]:
     return list(found.values())
 
 
-def each_alone(told: Sequence[Told]) -> list[CounterSample]:
+def split_windows(told: Sequence[SampleWindows]) -> list[CounterSample]:
     """Return one sample per window of samples of one source with the same values."""
     samples = []
     for each in told:
@@ -119,7 +119,7 @@ def each_alone(told: Sequence[Told]) -> list[CounterSample]:
     return samples
 
 
-def as_one(told: Sequence[Told]) -> Window:
+def concat(told: Sequence[SampleWindows]) -> Window:
     """Return the windows of samples of one source with the same values, as columns."""
     windows = [_alone(each) if isinstance(each, CounterSample) else each for each in told]
     if len(windows) == 1:
@@ -135,7 +135,7 @@ def as_one(told: Sequence[Told]) -> Window:
     )
 
 
-def are_short(told: list[Told]) -> bool:
+def are_short(told: list[SampleWindows]) -> bool:
     """Return whether every window of the samples is shorter than most steps."""
     return all(
         each.end_ns - each.start_ns <= LONGEST_SHORT_NS
@@ -145,7 +145,7 @@ def are_short(told: list[Told]) -> bool:
     )
 
 
-def num_windows_of(told: list[Told]) -> int:
+def num_windows_of(told: list[SampleWindows]) -> int:
     """Return the number of windows in the samples."""
     return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in told)
 

@@ -1,9 +1,9 @@
 """Counters of one engine: device samples in, counter values of phases and requests out.
 
-    steps ──► CountedDevice, one per device ◄── samples, in order ◄── the samplers' rings
+    steps ──► DeviceJoin, one per device ◄── samples, in order ◄── the samplers' rings
                      │  settle, when a request has waited for it, or periodically
                      ▼
-                  buckets ─► Accounts ─► requests
+                  buckets ─► CounterShares ─► requests
 
 Everything happens at Ticks, so that a replay gives the same result. Not every Tick settles, because
 settling a second costs little more than settling a bucket of 100 ms.
@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.collector.accounts import (
+    BUCKET_NS,
     ENERGY,
     NUM_COUNTED,
     SM_ACTIVE,
-    TENTH_NS,
-    Accounts,
-    Left,
-    Settled,
+    CounterShares,
+    EndedRequest,
+    SettledBucket,
 )
-from inferscope.collector.counted import RequestCounters, Teller
-from inferscope.collector.counted_device import FOREIGN_SHARE, SILENT_NS, CountedDevice, Found
-from inferscope.collector.counted_steps import CountedSteps, Moved
+from inferscope.collector.counted import CounterReporter, RequestCounters
+from inferscope.collector.counted_device import FOREIGN_SHARE, SILENT_NS, DeviceJoin, JoinTotals
+from inferscope.collector.counted_steps import Moved, StepBuffer
 from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
 from inferscope.collector.stamps import Placed
@@ -44,8 +44,8 @@ _REACH_NS = 2_500_000_000
 _SETTLED_EVERY_NS = 1_200_000_000
 """Longest interval between settlements, of which most of the cost is fixed. It is two to three
 times `LONGEST_WAIT_NS`, after which a waiting request settles earlier."""
-_KEPT_TENTHS = 3000
-_NO_SUMS = [0.0] * (len(Settled._fields) * 2 * NUM_COUNTED)
+_KEPT_BUCKETS = 3000
+_NO_SUMS = [0.0] * (len(SettledBucket._fields) * 2 * NUM_COUNTED)
 _NEVER_NS = 1 << 62
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
@@ -70,22 +70,22 @@ class Counters:
             its own names, and may stop alone.
         host_use: use of the host by its processes, by value name.
         idle_uj: energy not assigned to a step, in microjoules, by device.
-        recent: buckets of the last five minutes: end and concatenated fields of `Settled`.
+        recent: buckets of the last five minutes: end and concatenated fields of `SettledBucket`.
         foreign_ns: time for which other processes used a device while this engine did not, by
             device.
     """
 
-    def __init__(self, accounts: Accounts, rings: dict[int, RingState]) -> None:
+    def __init__(self, accounts: CounterShares, rings: dict[int, RingState]) -> None:
         self._accounts = accounts
         self._rings = rings
-        self._devices: dict[str, CountedDevice] = {}
+        self._devices: dict[str, DeviceJoin] = {}
         """Devices by UUID, or by ring number for ranks that do not report theirs."""
         self._by_uuid: dict[str, list[int]] = {}
         self._device_of: dict[int, str] = {}
         """UUID of the device, by ring, if its rank reports one."""
-        self._steps_of: dict[int, CountedSteps] = {}
+        self._steps_of: dict[int, StepBuffer] = {}
         """Steps on the ring's device, by ring."""
-        self._heard_ns = 0
+        self._newest_sample_ns = 0
         self._since_ns = 0
         """Time from which steps are recorded: earlier samples cannot be joined."""
         self.is_on = False
@@ -93,8 +93,8 @@ class Counters:
         self.book_steps: Callable[[], None] = lambda: None
         self.now_ns = 0
         self._sums: dict[str, list[float]] = {}
-        """Concatenated fields of `Settled`, summed over all buckets, by device."""
-        self.found = Found()
+        """Concatenated fields of `SettledBucket`, summed over all buckets, by device."""
+        self.found = JoinTotals()
         self.num_unplaced = 0
         self.stamp_error_ns: int | None = None
         self.gauges: dict[str, dict[str, tuple[int, float]]] = {}
@@ -103,8 +103,8 @@ class Counters:
         self._host = HostUse()
         self._through_ns = self._settled_at_ns = self._settled_through_ns = 0
         self.foreign_ns: dict[str, int] = {}
-        self.recent: deque[tuple[int, array[float]]] = deque(maxlen=_KEPT_TENTHS)
-        self._recent_foreign: deque[tuple[int, int]] = deque(maxlen=_KEPT_TENTHS)
+        self.recent: deque[tuple[int, array[float]]] = deque(maxlen=_KEPT_BUCKETS)
+        self._recent_foreign: deque[tuple[int, int]] = deque(maxlen=_KEPT_BUCKETS)
 
     @property
     def totals(self) -> NDArray[np.float64]:
@@ -112,7 +112,7 @@ class Counters:
         return self._sum_of("values")
 
     @property
-    def of_totals(self) -> NDArray[np.float64]:
+    def covered_totals(self) -> NDArray[np.float64]:
         """Return the time or bytes that the totals cover: [phases, counted]."""
         return self._sum_of("known")
 
@@ -129,8 +129,8 @@ class Counters:
         """Return one field of the sums, over all devices unless one is named."""
         told = self._sums.values() if device is None else [self._sums.get(device, _NO_SUMS)]
         sums = np.sum([*told, _NO_SUMS], axis=0)
-        parts = sums.reshape(len(Settled._fields), 2, NUM_COUNTED)
-        part: NDArray[np.float64] = parts[Settled._fields.index(field)]
+        parts = sums.reshape(len(SettledBucket._fields), 2, NUM_COUNTED)
+        part: NDArray[np.float64] = parts[SettledBucket._fields.index(field)]
         return part
 
     # --- input --------------------------------------------------------------------------------
@@ -165,9 +165,9 @@ class Counters:
             told[word] = (record.t_ns, value)
         if window is None:
             return
-        self._heard_ns = max(self._heard_ns, record.t_ns)
+        self._newest_sample_ns = max(self._newest_sample_ns, record.t_ns)
         if not self.is_on:
-            self.is_on, self._since_ns = True, self._heard_ns
+            self.is_on, self._since_ns = True, self._newest_sample_ns
             self.reach_ns = 0
         device = self._device(uuid)
         if "foreign_busy_share" in values:
@@ -181,8 +181,8 @@ class Counters:
         Args:
             at_ns: a time in the bucket, `reach_ns` or later.
         """
-        number = at_ns // TENTH_NS
-        self.reach_ns = (number + 1) * TENTH_NS
+        number = at_ns // BUCKET_NS
+        self.reach_ns = (number + 1) * BUCKET_NS
         self._accounts.reach(number)
         for device in self._devices.values():
             for steps in device.steps.values():
@@ -217,19 +217,19 @@ class Counters:
             of_decode_ns = span.measured_ns - rest_ns
             steps.add((span.start_ns, span.end_ns, prefill_ns[at], of_decode_ns, *of_rank))
 
-    def _steps(self, ring: int) -> CountedSteps:
+    def _steps(self, ring: int) -> StepBuffer:
         device = self._device(self._device_of.get(ring) or f"#{ring}")
         steps = device.steps.get(ring)
         if steps is None:
-            steps = device.steps[ring] = CountedSteps()
+            steps = device.steps[ring] = StepBuffer()
             steps.begin(self._accounts.last)
         self._steps_of[ring] = steps
         return steps
 
-    def _device(self, name: str) -> CountedDevice:
+    def _device(self, name: str) -> DeviceJoin:
         device = self._devices.get(name)
         if device is None:
-            device = self._devices[name] = CountedDevice(self.found)
+            device = self._devices[name] = DeviceJoin(self.found)
         return device
 
     # --- output -------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Counters:
         self.now_ns, self._through_ns = now_ns, through_ns
         if not self.is_on:
             return
-        is_silent = now_ns - self._heard_ns > SILENT_NS + LONGEST_WAIT_NS
+        is_silent = now_ns - self._newest_sample_ns > SILENT_NS + LONGEST_WAIT_NS
         # Due times follow the clock, not the fold's start: folds that begin later emit alike.
         is_due = now_ns // _SETTLED_EVERY_NS != self._settled_at_ns // _SETTLED_EVERY_NS
         if not (is_silent or is_awaited or is_due):
@@ -271,15 +271,15 @@ class Counters:
                 self._recent_foreign.append((self.now_ns, device.foreign_ns))
                 self.foreign_ns[name] = self.foreign_ns.get(name, 0) + device.foreign_ns
                 device.foreign_ns = 0
-        self._close_tenths(through_ns)
+        self._close_buckets(through_ns)
 
-    def of(self, left: Sequence[Left]) -> list[RequestCounters]:
+    def request_counters(self, left: Sequence[EndedRequest]) -> list[RequestCounters]:
         """Return the counter values of ended requests."""
         found = self.found
         errors = {SM_ACTIVE: found.sm.error(), ENERGY: found.energy.error()}
-        tell = Teller(found.sources, errors).tell
+        report = CounterReporter(found.sources, errors).report
         given = self._accounts.take(left)
-        return [tell(of, each.totals) for of, each in zip(given, left, strict=True)]
+        return [report(of, each.totals) for of, each in zip(given, left, strict=True)]
 
     def reason(self) -> str:
         """Return the reason why there are no counter values, empty if there are some."""
@@ -308,7 +308,7 @@ class Counters:
         """Return the host use of its processes, empty if the samples are stale."""
         return self.host_use.copy() if self._host.is_told(now_ns) else {}
 
-    def heard(self, now_ns: int) -> set[str]:
+    def live_sources(self, now_ns: int) -> set[str]:
         """Return the sources that report now."""
         return {
             source
@@ -325,16 +325,16 @@ class Counters:
 
     # --- buckets ------------------------------------------------------------------------------
 
-    def _close_tenths(self, through_ns: int) -> None:
+    def _close_buckets(self, through_ns: int) -> None:
         settled = []
-        tenths = self._accounts.open()
-        for number in tenths:
-            end_ns = (number + 1) * TENTH_NS
+        buckets = self._accounts.open()
+        for number in buckets:
+            end_ns = (number + 1) * BUCKET_NS
             if end_ns > through_ns or not (self._has_all(end_ns) or self._is_over(end_ns)):
                 break
-            whole: Settled | None = None
+            whole: SettledBucket | None = None
             for name, device in self._devices.items():
-                part = device.of_tenth(number)
+                part = device.bucket_values(number)
                 self._sums[name] = list(map(add, self._sums.get(name, _NO_SUMS), _flat(part)))
                 whole = part if whole is None else _both(whole, part)
             assert whole is not None  # buckets begin with the first device
@@ -342,8 +342,8 @@ class Counters:
             self._settled_through_ns = end_ns
             settled.append(whole)
         self._accounts.settle(settled)
-        if len(settled) == len(tenths):
-            self._settled_through_ns = max(self._settled_through_ns, through_ns - TENTH_NS)
+        if len(settled) == len(buckets):
+            self._settled_through_ns = max(self._settled_through_ns, through_ns - BUCKET_NS)
         for device in self._devices.values():
             if device.forget(self._settled_through_ns - _REACH_NS):
                 self._steps_of.clear()
@@ -353,13 +353,13 @@ class Counters:
         return all(device.has_all(end_ns, self.now_ns) for device in self._devices.values())
 
     def _is_over(self, end_ns: int) -> bool:
-        return self.now_ns >= end_ns + LONGEST_WAIT_NS - TENTH_NS
+        return self.now_ns >= end_ns + LONGEST_WAIT_NS - BUCKET_NS
 
 
-def _flat(settled: Settled) -> list[float]:
+def _flat(settled: SettledBucket) -> list[float]:
     """Return the concatenated fields of a settled bucket."""
     return [*settled.values, *settled.known, *settled.totals, *settled.blurred]
 
 
-def _both(one: Settled, other: Settled) -> Settled:
-    return Settled(*(list(map(add, *fields)) for fields in zip(one, other, strict=True)))
+def _both(one: SettledBucket, other: SettledBucket) -> SettledBucket:
+    return SettledBucket(*(list(map(add, *fields)) for fields in zip(one, other, strict=True)))

@@ -14,7 +14,7 @@ from inferscope.collector.accounts import (
     READ,
     SM_ACTIVE,
     WRITE,
-    Settled,
+    SettledBucket,
 )
 from inferscope.collector.counted import MOST_BLUR, NAMES
 from inferscope.collector.snapshot import CountersView, DeviceCounters, PhaseUse
@@ -37,7 +37,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
     """
     counters = engine.lives.counters
     found, values, blurred = counters.found, counters.totals, counters.blurred
-    totals = _totals(values, counters.of_totals, sum(counters.idle_uj.values()))
+    totals = _totals(values, counters.covered_totals, sum(counters.idle_uj.values()))
     methods = {
         name: "measured"
         if blurred[:, counted].sum() <= MOST_BLUR * values[:, counted].sum()
@@ -52,7 +52,7 @@ def counters_view(engine: EngineFold, window_ns: int) -> CountersView:
         methods=methods,
         sources={NAMES[counted]: source for counted, source in found.sources.items()},
         errors={name: fit.error() for name, fit in fits.items() if name in totals},
-        up=tuple(sorted(counters.heard(engine.now_ns))),
+        up=tuple(sorted(counters.live_sources(engine.now_ns))),
         use=_use(engine, window_ns),
         devices=_devices(engine),
         host=counters.host_use_now(engine.now_ns),
@@ -109,7 +109,9 @@ def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:
     recent = [each for end_ns, each in engine.lives.counters.recent if end_ns >= since_ns]
     if not recent:
         return {}
-    sums = np.array(recent).sum(axis=0).reshape(len(Settled._fields), len(_PHASES), NUM_COUNTED)
+    sums = (
+        np.array(recent).sum(axis=0).reshape(len(SettledBucket._fields), len(_PHASES), NUM_COUNTED)
+    )
     values, known, cover, _ = sums
     use = {}
     for at, phase in enumerate(_PHASES):

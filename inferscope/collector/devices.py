@@ -68,10 +68,12 @@ class RankTime:
         spent |= {"idle_no_work": no_work_ns, "idle_host_gap": idle_ns - no_work_ns}
         return spent if foreign_ns is None else with_foreign(spent, foreign_ns)
 
-    def followed_by(self, heir: RankTime) -> RankTime:
+    def followed_by(self, successor: RankTime) -> RankTime:
         """Return the sum of both times; the successor began after this one ended."""
-        both = RankTime(max(self.until_ns, heir.until_ns))
-        both.busy_ns = [one + other for one, other in zip(self.busy_ns, heir.busy_ns, strict=True)]
+        both = RankTime(max(self.until_ns, successor.until_ns))
+        both.busy_ns = [
+            one + other for one, other in zip(self.busy_ns, successor.busy_ns, strict=True)
+        ]
         return both
 
 
@@ -117,8 +119,8 @@ def successions(
     lines = list(before)
     for ring, time in told:
         for at, (first, last, so_far) in enumerate(lines):
-            is_heir = last.slots.teller == ring.slots.teller
-            if is_heir and so_far.until_ns <= ring.opened.start_ns:
+            is_successor = last.slots.teller == ring.slots.teller
+            if is_successor and so_far.until_ns <= ring.opened.start_ns:
                 lines[at] = Line(first, ring, so_far.followed_by(time))
                 break
         else:

@@ -43,7 +43,7 @@ class Emissions:
         table.ledger.emitted(slots, at_ns)
         tokens = table.tokens
         if not self.num_front_ends and counts is None:
-            self._together(slots, at_ns, is_in_engine=True)
+            self._book_cohort(slots, at_ns, is_in_engine=True)
             return
         tokens.emit_in_engine(slots, at_ns)
         if self.num_front_ends:
@@ -73,7 +73,7 @@ class Emissions:
             return
         tokens = self._table.tokens
         if counts is None:
-            self._together(slots, at_ns, is_in_engine=False)
+            self._book_cohort(slots, at_ns, is_in_engine=False)
             return
         before_ns = tokens.edge_ns[slots]
         firsts = slots[before_ns == 0].tolist()
@@ -81,7 +81,7 @@ class Emissions:
         tokens.emit_several(slots, counts.tolist(), at_ns)
         self._first_tokens(firsts, at_ns)
 
-    def _together(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
+    def _book_cohort(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
         """Book one token for each slot; slots that emitted last time share one gap."""
         tokens = self._table.tokens
         tbt = self._windows.at(at_ns).durations["tbt"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.ledger import ARRIVING, HELD, LEAVING, RUNNING, WAITING
 from inferscope.clock_skew import SkewedClock
-from inferscope.collector.bookings import Bookings
+from inferscope.collector.bookings import StepBooker
 from inferscope.collector.devices import RankTime, by_name, successions
 from inferscope.collector.dropped_rings import DroppedRings
 from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
@@ -116,7 +116,7 @@ class EngineFold:
         self.dropped = DroppedRings()
         self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None
-        self._told_by = 0
+        self._info_authority = 0
         """Authority of the ring that `info` comes from."""
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
@@ -129,13 +129,13 @@ class EngineFold:
         """Time through which changes are applied."""
         self._num_booked = self._num_seen = 0
         """Steps joined at the last booked window, and at the last check for one."""
-        self._bookings = Bookings(engine_id, self.lives, sinks, mix)
+        self._booker = StepBooker(engine_id, self.lives, sinks, mix)
         self.joins = Joins(
             self.rings,
             self.lives,
             book=self.book,
             timeline=self._timeline,
-            bookings=self._bookings,
+            bookings=self._booker,
             sinks=sinks,
         )
         self.lives.counters.book_steps = self.joins.settle
@@ -170,7 +170,7 @@ class EngineFold:
         ring.last_ns = self.now_ns
         ring.is_lost = False
         if self.first_ns is None:
-            self.first_ns = self._bookings.first_ns = t_ns
+            self.first_ns = self._booker.first_ns = t_ns
             self.lives.table.ledger.pass_idle(t_ns)
         handler = self._handlers.get(type(record))
         if handler is not None:
@@ -185,8 +185,8 @@ class EngineFold:
         self.now_ns = max(self.now_ns, now_ns)
         newest = heirs(self.rings.values(), self.now_ns)
         for ring in self.rings.values():
-            heir = newest.get(ring.slots.teller, ring)
-            is_succeeded = heir.opened.start_ns > ring.last_ns
+            successor = newest.get(ring.slots.teller, ring)
+            is_succeeded = successor.opened.start_ns > ring.last_ns
             is_silent = ring.is_silent(now_ns) or is_succeeded
             is_to_come = ring.opened.start_ns > now_ns  # a history reader opens all rings at once
             has_time = is_silent and not is_succeeded and self.joins.has_just_begun(ring, now_ns)
@@ -215,10 +215,10 @@ class EngineFold:
         self._fold_window(is_last=True)
         self.lives.end()
 
-    def missed(self, ring: RingState) -> None:
+    def note_lost_frames(self, ring: RingState) -> None:
         """Note that frames of a ring were lost: its requests' ledgers have gaps."""
         ring.has_lost_frames = True
-        self._tell_holes(ring)
+        self._mark_gaps(ring)
 
     @property
     def num_unjoined(self) -> int:
@@ -279,7 +279,7 @@ class EngineFold:
                     states[request.slot] = _BECOMES[transition]
         return states
 
-    def is_spoken_of(self, request: InFlight, until_ns: int) -> bool:
+    def has_pending_outcome(self, request: InFlight, until_ns: int) -> bool:
         """Return whether a token or the end of a request, up to a time, waits for an open step."""
         lives = self.lives
         known = lives.table.by_id.get(request.request_id)
@@ -301,7 +301,7 @@ class EngineFold:
     def device_times(self) -> list[DeviceTime]:
         """Return the wall time of each rank's device by use, since the fold began."""
         device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
-        told = [(self.rings[ring], time) for ring, time in sorted(self._bookings.ranks.items())]
+        told = [(self.rings[ring], time) for ring, time in sorted(self._booker.ranks.items())]
         known = successions(told, before=self.dropped.lines)
         lines: list[tuple[RingState | None, RankTime]] = [(line.ring, line.time) for line in known]
         lines = lines or [(None, RankTime(first_ns))]
@@ -369,7 +369,7 @@ class EngineFold:
     def _drop_replaced(self, newest: dict[tuple[str, int], RingState]) -> list[RingOpened]:
         """Drop the rings of replaced processes; return them."""
         dropped: list[RingOpened] = []
-        ranks = self._bookings.ranks
+        ranks = self._booker.ranks
         for ring in sorted(replaced(self.rings.values(), newest, self.now_ns), key=_number):
             number = _number(ring)
             if (
@@ -394,7 +394,7 @@ class EngineFold:
     def _has_older(self, ring: RingState) -> bool:
         """Return whether an older process of its role and rank still has device time."""
         number, teller = _number(ring), ring.slots.teller
-        ranks = self._bookings.ranks
+        ranks = self._booker.ranks
         return any(each < number and self.rings[each].slots.teller == teller for each in ranks)
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
@@ -402,11 +402,11 @@ class EngineFold:
         self.lives.counters.describe()
         self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
         told = self.info
-        if ring.authority < self._told_by:
+        if ring.authority < self._info_authority:
             assert told is not None
             info = told  # this ring may now report the device that it lacks
         else:
-            self._told_by = ring.authority
+            self._info_authority = ring.authority
         info = self._on_device(info)
         if told is None or _calculable(info) != _calculable(told):
             self.joins.settle()
@@ -546,11 +546,11 @@ class EngineFold:
             if request is not None:
                 self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
         if ring.state == OFF:
-            self._tell_holes(ring)  # later records are missing as well
+            self._mark_gaps(ring)  # later records are missing as well
         else:
             ring.has_lost_frames = False
 
-    def _tell_holes(self, ring: RingState) -> None:
+    def _mark_gaps(self, ring: RingState) -> None:
         """Mark the requests of a ring whose records have a gap."""
         for request in self._requests_of(ring):
             request.joined_late = True

@@ -38,7 +38,7 @@ MOST_TRANSFERS = 64
 """Most transfers kept per request; its ledger contains all."""
 
 
-class Unnamed(msgspec.Struct, frozen=True, gc=False):
+class RemoteWork(msgspec.Struct, frozen=True, gc=False):
     """Compute of one rank for requests that only another host knows."""
 
     prefill_tokens: int
@@ -78,7 +78,7 @@ class FinalStep(msgspec.Struct, frozen=True, gc=False):
     """Inputs of the split, for rules other than `fair`; None without requests."""
     delay: Delay | None = None
     """Causes of its requests' waits, over all ranks; None without requests."""
-    unnamed: Unnamed | None = None
+    unnamed: RemoteWork | None = None
     """Phases in place of requests, for a rank whose core is on another host."""
     is_provisional: bool = False
     """Whether fewer than `ENOUGH_STEPS` steps had corrected the model that split it."""
@@ -101,14 +101,14 @@ class PhaseWork(msgspec.Struct, frozen=True, gc=False):
     hbm_write_bytes: int | None = None
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class TokenTime(msgspec.Struct, frozen=True, gc=False):
     """Part of a phase's tokens and time."""
 
     tokens: int = 0
     ns: int = 0
 
 
-class Saved(msgspec.Struct, frozen=True, gc=False):
+class CacheSavings(msgspec.Struct, frozen=True, gc=False):
     """Modelled cost of a request's cached prompt tokens, had they been computed; None: unknown."""
 
     flops: int | None = None
@@ -174,13 +174,13 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     sink of the fold reads them."""
     prefill_work: PhaseWork = PhaseWork()
     decode_work: PhaseWork = PhaseWork()
-    recomputed: Part = Part()
+    recomputed: TokenTime = TokenTime()
     """Part of prefill that repeats compute lost to a preemption."""
-    rejected: Part = Part()
+    rejected: TokenTime = TokenTime()
     """Part of decode spent on rejected drafts, by tokens of their slices."""
-    drafted: Part = Part()
+    drafted: TokenTime = TokenTime()
     """Part of decode's time spent on drafting; the draft model's FLOPs and bytes are unknown."""
-    saved: Saved = Saved()
+    saved: CacheSavings = CacheSavings()
     """Cost that the prefix cache saved."""
     counters: RequestCounters = NOT_COUNTED
     """Counter values from samples of its devices."""

@@ -202,4 +202,4 @@ class Collector:
             self.engines[opened.engine_id] = engine
         state = engine.open_ring(opened)
         self._takers[opened.ring] = partial(engine.fold, state)
-        self._losers[opened.ring] = partial(engine.missed, state)
+        self._losers[opened.ring] = partial(engine.note_lost_frames, state)

@@ -42,7 +42,7 @@ from inferscope.ring.skew import ended_skew_ns, read_here, running_skew_ns
 GUARD_NS = 5_000_000
 """Longest time between stamping a record and storing it."""
 LONGEST_WAIT_NS = 500_000_000
-LOOK_AGAIN_NS = 1_000_000_000
+RESCAN_NS = 1_000_000_000
 AFTER_THE_END_NS = 6_000_000_000
 """Time that Ticks continue after the last record of dead rings, so that the fold ends them."""
 RESTATE_NS = 10_000_000_000
@@ -104,10 +104,10 @@ class RingFollower:
         self._locked: set[int] = set()
         """Rings that were locked by their writer: once unlocked, that process has ended."""
         self._last_ns: dict[int, int] = {}
-        self._look_again_ns = 0
+        self._rescan_ns = 0
         self._restate_ns: int | None = None
         self._has_ended = False
-        self._is_manned = True
+        self._has_live_writer = True
         self._has_more = False
         self.num_unknown = 0
         self.notes: list[str] = []
@@ -118,9 +118,9 @@ class RingFollower:
         return self._has_ended
 
     @property
-    def is_manned(self) -> bool:
+    def has_live_writer(self) -> bool:
         """Return whether an engine process was running at the last poll."""
-        return self._is_manned
+        return self._has_live_writer
 
     @property
     def has_writer(self) -> bool:
@@ -141,9 +141,9 @@ class RingFollower:
         """Return whether the last poll left records in the rings."""
         return self._has_more
 
-    def look_again(self) -> None:
+    def request_rescan(self) -> None:
         """Search for rings at the next poll, instead of within a second."""
-        self._look_again_ns = 0
+        self._rescan_ns = 0
 
     def poll(self) -> list[Item]:
         """Return the records that became due since the last call."""
@@ -151,8 +151,8 @@ class RingFollower:
             return []
         now_ns = self._clock.monotonic_ns()
         out: list[Item] = []
-        if now_ns >= self._look_again_ns:
-            self._look_again_ns = now_ns + LOOK_AGAIN_NS
+        if now_ns >= self._rescan_ns:
+            self._rescan_ns = now_ns + RESCAN_NS
             self._discover(out)
         until_ns = now_ns - GUARD_NS
         alive = False
@@ -170,10 +170,10 @@ class RingFollower:
         if read_ns is not None:
             until_ns = min(until_ns, read_ns)
         # A sampler outlives the engines that it samples for.
-        self._is_manned = alive or any(
+        self._has_live_writer = alive or any(
             is_held(reader) for reader in self._readers.values() if not _is_sampler(reader)
         )
-        if self._is_manned or has_more or self._stays:
+        if self._has_live_writer or has_more or self._stays:
             out += self._merger.take(until_ns)
             if self._stays and not has_more:
                 self._retire(now_ns)
@@ -183,7 +183,7 @@ class RingFollower:
             out += self._merger.take(last_ns + AFTER_THE_END_NS)
             self._has_ended = True
         self._restate(out)
-        return self._calibrated.told(out)
+        return self._calibrated.with_tables(out)
 
     def close(self) -> None:
         """Close all rings; safe to call twice."""

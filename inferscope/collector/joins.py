@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from inferscope.attribution.ledger import RUNNING
-from inferscope.collector.bookings import Bookings
+from inferscope.collector.bookings import StepBooker
 from inferscope.collector.finals import Sink
 from inferscope.collector.lives import Lives
 from inferscope.collector.reading import read
@@ -55,7 +55,7 @@ class Joins:
         *,
         book: CostBook,
         timeline: Timeline,
-        bookings: Bookings,
+        bookings: StepBooker,
         sinks: list[Sink],
     ) -> None:
         """Start without steps.
@@ -367,7 +367,7 @@ class Joins:
         self._bookings.book(steps, columns)
         if self._sinks:
             for at, step in enumerate(steps):
-                self._bookings.hand_on(step, columns, at)
+                self._bookings.emit_steps(step, columns, at)
 
     def _lacks_span(self, pending: PendingStep) -> bool:
         """Return whether a rank that was there when a step began did not report its execution."""
@@ -447,7 +447,7 @@ class Joins:
         step = _without_requests(pending, run, split, prefill_ns)
         self._timeline.push(run.start_ns, self._bookings.begin, step)
         if self._sinks:
-            self._bookings.hand_on_unnamed(step, unnamed)
+            self._bookings.emit_unnamed_steps(step, unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
         """Book a step of no request, or of nobody knows whom."""
@@ -460,7 +460,7 @@ class Joins:
         amounts["steps"] += 1
         self.num_unjoined += is_unjoined
         if self._sinks and not is_unjoined:
-            self._bookings.hand_on_unnamed(step)
+            self._bookings.emit_unnamed_steps(step)
 
 
 def _without_requests(

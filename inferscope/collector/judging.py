@@ -50,7 +50,7 @@ class Judging:
             self._judge(engine).tick(
                 record.t_ns,
                 engine.lives.table.by_id,
-                is_spoken_of=engine.is_spoken_of,
+                has_pending_outcome=engine.has_pending_outcome,
                 ledger_ns=partial(_ledger_ns, engine),
             )
 

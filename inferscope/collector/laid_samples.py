@@ -27,7 +27,7 @@ from inferscope.collector.counted_steps import (
     TIME,
     VALUES,
     Amounts,
-    CountedSteps,
+    StepBuffer,
 )
 from inferscope.collector.counter_windows import Window
 from inferscope.records import CounterSample
@@ -39,7 +39,7 @@ Term = tuple[int, float, int]
 """Where in what a tenth is given, so much per unit, of what is expected."""
 
 _BUSY, MOVING = NUM_EXPECTED, NUM_EXPECTED + 1
-"""Rows of what `CountedSteps.amounts_until` adds."""
+"""Rows of what `StepBuffer.amounts_until` adds."""
 
 
 class _Window:
@@ -67,7 +67,7 @@ class Laid:
         busy_ns: [samples], for how long any step ran.
     """
 
-    def __init__(self, steps: Collection[CountedSteps], samples: list[CounterSample]) -> None:
+    def __init__(self, steps: Collection[StepBuffer], samples: list[CounterSample]) -> None:
         self._windows = [(sample.start_ns, sample.end_ns) for sample in samples]
         laid = {window: _Window() for window in self._windows}
         from_ns, to_ns = min(laid)[0], max(end_ns for _, end_ns in laid)
@@ -102,12 +102,12 @@ class Laid:
 
 
 def laid_short(
-    steps: Collection[CountedSteps], window: Window
+    steps: Collection[StepBuffer], window: Window
 ) -> tuple[Floats, Floats, list[tuple[Amounts, slice, Floats]]]:
     """Lay short samples over the steps.
 
     Returns:
-        [rows of `CountedSteps.amounts_until`, samples], of the steps in them; [samples], for how
+        [rows of `StepBuffer.amounts_until`, samples], of the steps in them; [samples], for how
         long any step ran; and what each tenth is given, with the samples that reach into it, and
         the first of these of its own steps.
     """
@@ -134,7 +134,7 @@ def laid_short(
     return sums, busy_ns, parts
 
 
-def _busy_ns(steps: Collection[CountedSteps], from_ns: Ints, to_ns: Ints) -> Floats:
+def _busy_ns(steps: Collection[StepBuffer], from_ns: Ints, to_ns: Ints) -> Floats:
     """Return for how long any step of several ranks ran in each sample: [samples]."""
     between = [each.spans_between(int(from_ns.min()), int(to_ns.max())) for each in steps]
     starts_ns, ends_ns = one_by_one(*map(np.concatenate, zip(*between, strict=True)))

@@ -30,7 +30,7 @@ from inferscope.attribution.ledger import (
     scaled,
 )
 from inferscope.attribution.parts import PromptPart
-from inferscope.collector.accounts import Left
+from inferscope.collector.accounts import EndedRequest
 from inferscope.collector.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.collector.counters import LONGEST_WAIT_NS, Counters
 from inferscope.collector.emissions import Emissions
@@ -42,8 +42,8 @@ from inferscope.collector.finals import (
     WORKER_NOT_OBSERVED,
     FinalRequest,
     KvTransfer,
-    Part,
     Sink,
+    TokenTime,
 )
 from inferscope.collector.keep import Keep
 from inferscope.collector.recent import Recent
@@ -144,7 +144,7 @@ class Lives:
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS, for_ns=_REMEMBERED_NS)
         """Requests that became final, by id."""
         self.counters = Counters(self.table.accounts, rings)
-        self._held: deque[tuple[int, FinalRequest, Left]] = deque()
+        self._held: deque[tuple[int, FinalRequest, EndedRequest]] = deque()
         """Finished, and waiting for what counters say of them."""
         self._at_ns = 0
         """When the fact happened that is being taken."""
@@ -568,9 +568,9 @@ class Lives:
             ),
             prefill_work=phase_work(prefill, self.rates),
             decode_work=phase_work(decode, self.rates),
-            recomputed=Part(prefill[WASTED_TOKENS], prefill[WASTED_NS]),
-            rejected=Part(decode[WASTED_TOKENS], decode[WASTED_NS]),
-            drafted=Part(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
+            recomputed=TokenTime(prefill[WASTED_TOKENS], prefill[WASTED_NS]),
+            rejected=TokenTime(decode[WASTED_TOKENS], decode[WASTED_NS]),
+            drafted=TokenTime(decode[DRAFT_TOKENS], decode[DRAFT_NS]),
             saved=saved_by_cache(request, self.rates, model),
             transfers=tuple(request.transfers),
             adapter=request.adapter or request.attributes.get("adapter", ""),
@@ -643,7 +643,7 @@ class Lives:
         held = [self._held.popleft() for _ in range(num)]
         counted = []
         for (number, final, _), counters in zip(
-            held, self.counters.of([left for _, _, left in held]), strict=True
+            held, self.counters.request_counters([left for _, _, left in held]), strict=True
         ):
             counted.append(replace(final, counters=counters))
             back = self.num_finished - number + 1

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.ledger import NOBODY, Ledger
 from inferscope.attribution.parts import PromptCost
-from inferscope.collector.accounts import Accounts
+from inferscope.collector.accounts import CounterShares
 from inferscope.collector.finals import KvTransfer
 from inferscope.collector.slots import SlotMap
 from inferscope.collector.tokens import Tokens
@@ -143,7 +143,7 @@ class RequestTable:
         self.num_labelled = 0
         self._free = deque(range(NOBODY + 1, num_slots))
         """The one that is free for longest goes first: late words on its last owner hit nobody."""
-        self.accounts = Accounts(self.work, self._free)
+        self.accounts = CounterShares(self.work, self._free)
         self.accounts.grow(num_slots)
 
     @property

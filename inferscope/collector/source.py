@@ -81,9 +81,9 @@ class RingSource:
         return self._follower.has_ended
 
     @property
-    def is_manned(self) -> bool:
+    def has_live_writer(self) -> bool:
         """Tell whether a process that writes was there at the last call."""
-        return self._follower.is_manned
+        return self._follower.has_live_writer
 
     @property
     def has_more(self) -> bool:
@@ -94,9 +94,9 @@ class RingSource:
         """Have somebody else told of records from now on, or nobody."""
         self._listen = listen
 
-    def look_again(self) -> None:
+    def request_rescan(self) -> None:
         """Ask for the rings at the next call."""
-        self._follower.look_again()
+        self._follower.request_rescan()
 
     def advance(self) -> int:
         """Fold what has become due; return how many records that was."""

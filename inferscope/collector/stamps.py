@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inferscope.collector.clocks import WallClock
-from inferscope.collector.counter_windows import Told, as_told, in_order, only, read
+from inferscope.collector.counter_windows import SampleWindows, as_recorded, in_order, only, read
 from inferscope.records import Clock, CounterSample
 
 _MOST_ERROR_NS = 1_000_000
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
     """A sample with its windows on our clock."""
 
     record: CounterSample
-    window: Told | None
+    window: SampleWindows | None
     """None where there is none to join."""
     num_unplaced: int = 0
     """Of its windows, those of which nobody knows when they were."""
@@ -61,7 +61,7 @@ class Stamps:
         offset_ns = record.real_offset_ns
         if offset_ns is None:
             return [Placed(record, read(record))]
-        told = as_told(record)
+        told = as_recorded(record)
         if told is None or not len(told.from_ns) or not abs(offset_ns) < _MOST_OFFSET_NS:
             return [Placed(record, None)]
         real_from_ns, real_to_ns = told.from_ns + offset_ns, told.to_ns + offset_ns
@@ -97,5 +97,5 @@ class Stamps:
 
 
 def _num_windows(record: CounterSample) -> int:
-    told = as_told(record)
+    told = as_recorded(record)
     return 0 if told is None else len(told.from_ns)

@@ -12,7 +12,7 @@ import numpy as np
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.split import parts_ns, price
-from inferscope.collector.finals import Unnamed
+from inferscope.collector.finals import RemoteWork
 from inferscope.collector.rows import NO_ROWS
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.cost.book import CostBook
@@ -22,7 +22,7 @@ _MOST_TOKENS = 1 << 20
 """In a step: more is damage."""
 
 
-def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[Unnamed]]:
+def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[RemoteWork]]:
     """Divide a step by phase; where its ranks do not say what they computed it is of none.
 
     Args:
@@ -35,7 +35,7 @@ def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[Unnamed]]:
     span = run.span
     prefill, decode = span.prefill_tokens, span.decode_tokens
     if prefill is None or not 0 < prefill + decode <= _MOST_TOKENS or min(prefill, decode) < 0:
-        return among_none(run), [Unnamed(0, 0, 0, 0) for _ in run.ranks]
+        return among_none(run), [RemoteWork(0, 0, 0, 0) for _ in run.ranks]
     num_tokens = prefill + decode
     model = book.mode(span.mode).model
     tokens = np.ones(decode + bool(prefill), dtype=np.int64)
@@ -59,7 +59,7 @@ def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[Unnamed]]:
         busy_ns = rank.measured_ns - padding_ns
         prefill_ns = min(busy_ns, round(busy_ns * prefill_share))
         paddings.append(padding_ns)
-        unnamed.append(Unnamed(prefill, prefill_ns, decode, busy_ns - prefill_ns))
+        unnamed.append(RemoteWork(prefill, prefill_ns, decode, busy_ns - prefill_ns))
     residual = run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0
     nothing_ns = [0 for _ in run.ranks]
     split = _of_nobody(

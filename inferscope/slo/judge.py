@@ -162,7 +162,7 @@ class Judge:
         now_ns: int,
         in_flight: Mapping[str, InFlight],
         *,
-        is_spoken_of: Callable[[InFlight, int], bool],
+        has_pending_outcome: Callable[[InFlight, int], bool],
         ledger_ns: Callable[[InFlight], dict[str, int]],
     ) -> None:
         """Judge requests whose deadlines have passed, and explain verdicts that are due.
@@ -170,8 +170,8 @@ class Judge:
         Args:
             now_ns: time of the Tick.
             in_flight: requests in flight by ID.
-            is_spoken_of: returns whether a record of a token or end up to a time is read but not
-                folded.
+            has_pending_outcome: returns whether a record of a token or end up to a time is read
+                but not folded.
             ledger_ns: returns the causes of a request so far.
         """
         self.now_ns = now_ns
@@ -184,7 +184,7 @@ class Judge:
                     continue
                 if arrived_ns >= answering_ns and request.first_edge_ns is not None:
                     continue  # the common case: only the deadline of its end remains
-                self._pass_deadlines(request, now_ns - SETTLE_NS, is_spoken_of)
+                self._pass_deadlines(request, now_ns - SETTLE_NS, has_pending_outcome)
         for request_id, hand in list(self.in_hand.items()):
             if hand.explain_ns > now_ns:
                 continue
@@ -197,7 +197,7 @@ class Judge:
                 self.forget(request_id, now_ns=now_ns)  # its end was not observed
 
     def _pass_deadlines(
-        self, request: InFlight, now_ns: int, is_spoken_of: Callable[[InFlight, int], bool]
+        self, request: InFlight, now_ns: int, has_pending_outcome: Callable[[InFlight, int], bool]
     ) -> None:
         hand = self.in_hand.get(request.request_id)
         finished_ns = request.finished_ns
@@ -211,7 +211,7 @@ class Judge:
                 continue
             if finished_ns is not None and finished_ns <= deadline_ns:
                 continue
-            if is_spoken_of(request, deadline_ns):
+            if has_pending_outcome(request, deadline_ns):
                 continue
             if hand is None:
                 is_warm_up = self._count_warm_up(request.arrived_ns)

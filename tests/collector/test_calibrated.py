@@ -191,7 +191,9 @@ def test_tables_are_added_only_to_rings_of_this_host_that_run_a_model(
     tables = RATES.tables(WORKER.shape)  # type: ignore[arg-type]
 
     def added(told: list[Item]) -> list[Item]:
-        return [i for i in Calibrated(lambda _: tables).told(told) if type(i.record) is CostTable]
+        return [
+            i for i in Calibrated(lambda _: tables).with_tables(told) if type(i.record) is CostTable
+        ]
 
     (one,) = added(items(*KEYFRAME))
     assert (one.t_ns, one.ring, one.sequence) == (4, 5, 101)
@@ -214,11 +216,11 @@ def test_tables_known_at_the_first_engine_info_stay_whatever_the_batches(
         (calibration,) = stored()
         return calibration.tables(info.shape)  # type: ignore[arg-type]
 
-    whole = Calibrated(tables_of).told(told)
+    whole = Calibrated(tables_of).with_tables(told)
     assert [type(i.record) for i in whole].count(CostTable) == 2
     assert len(asked) == 1
     piecewise = Calibrated(tables_of)
-    assert [i for item in told for i in piecewise.told([item])] == whole
+    assert [i for item in told for i in piecewise.with_tables([item])] == whole
 
 
 def test_rates_of_an_uncounted_shape_do_not_count_as_unjoined() -> None:

@@ -14,14 +14,14 @@ from inferscope_prometheus.families import EngineSample, families
 from msgspec.structs import replace
 
 from inferscope.collector.accounts import (
+    BUCKET_NS,
     BUSY,
     ENERGY,
     READ,
     SM_ACTIVE,
-    TENTH_NS,
     WRITE,
-    Accounts,
-    Settled,
+    CounterShares,
+    SettledBucket,
 )
 from inferscope.collector.counters import LONGEST_WAIT_NS
 from inferscope.collector.finals import FinalRequest
@@ -336,19 +336,19 @@ def test_a_slot_is_not_reused_until_the_buckets_of_its_last_request_are_settled(
 
 def test_a_request_that_ends_as_a_bucket_begins_waits_only_for_earlier_buckets() -> None:
     work, free = Work(8), deque[int]()
-    accounts = Accounts(work, free)
+    accounts = CounterShares(work, free)
     accounts.grow(8)
     none = [0] * NUM_COLUMNS
     accounts.reach(7)
     accounts.reach(8)
-    before = accounts.leave(1, 8 * TENTH_NS - 1, none, none)
-    since = accounts.leave(2, 8 * TENTH_NS, none, none)
-    accounts.settle([Settled(*[[0.0] * 10] * 4)])
+    before = accounts.leave(1, 8 * BUCKET_NS - 1, none, none)
+    since = accounts.leave(2, 8 * BUCKET_NS, none, none)
+    accounts.settle([SettledBucket(*[[0.0] * 10] * 4)])
     assert accounts.is_settled(before)
     assert not accounts.is_settled(since)
     accounts.take([before, since])
     assert not free  # the journal may still refer to them
-    accounts.settle([Settled(*[[0.0] * 10] * 4)])
+    accounts.settle([SettledBucket(*[[0.0] * 10] * 4)])
     assert sorted(free) == [1, 2]
 
 

@@ -38,7 +38,7 @@ def counters_told(finals: Finals) -> list[tuple[str, RequestCounters]]:
 def totals_of(collector: Collector) -> bytes:
     counters = counters_of(collector)
     counts = (counters.num_unplaced, counters.found.num_late, counters.found.num_doubled)
-    columns = (counters.totals, counters.of_totals, counters.blurred)
+    columns = (counters.totals, counters.covered_totals, counters.blurred)
     return msgspec.json.encode(
         [counts, *counters.idle_uj.values(), *(each.tolist() for each in columns)]
     )

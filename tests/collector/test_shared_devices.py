@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.collector.accounts import ENERGY, SM_ACTIVE
-from inferscope.collector.counted_steps import NOTHING_MOVED, CountedSteps
+from inferscope.collector.counted_steps import NOTHING_MOVED, StepBuffer
 from inferscope.collector.counter_windows import Window
 from inferscope.collector.laid_samples import Laid, laid_short
 from inferscope.records import CounterSample
@@ -116,7 +116,7 @@ def test_while_two_ranks_run_at_once_the_device_is_idle_no_less() -> None:
 
 @given(ranks=st.lists(spans, min_size=1, max_size=4), period=st.integers(1, 90))
 def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
-    steps, is_busy = [CountedSteps() for _ in ranks], np.zeros(2000, dtype=bool)
+    steps, is_busy = [StepBuffer() for _ in ranks], np.zeros(2000, dtype=bool)
     for each, told in zip(steps, ranks, strict=True):
         each.begin(0)
         at = 0

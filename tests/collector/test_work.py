@@ -15,7 +15,7 @@ from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from inferscope.collector.finals import FinalRequest, Saved
+from inferscope.collector.finals import CacheSavings, FinalRequest
 from inferscope.collector.work import NUM_COLUMNS, TOTALLED, Journal, Work
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
@@ -342,7 +342,7 @@ def test_time_that_only_a_fit_says_was_saved_is_modelled_all_the_same() -> None:
     traffic.core.finished(mine)
     unknown = traffic.play().only()
     assert request_row(unknown)["provenance"]["saved_by_cache"]["method"] is None
-    known = request_row(replace(unknown, saved=Saved(None, 5_000, "eager-64")))
+    known = request_row(replace(unknown, saved=CacheSavings(None, 5_000, "eager-64")))
     assert known["provenance"]["saved_by_cache"]["method"] == "modelled"
     assert known["provenance"]["flops"]["method"] is None
 

@@ -212,5 +212,5 @@ def counters_of(collector: Collector) -> Counters:
 
 def shares(collector: Collector, counted: int = SM_ACTIVE) -> tuple[float, float]:
     counters = counters_of(collector)
-    prefill, decode = counters.totals[:, counted] / counters.of_totals[:, counted]
+    prefill, decode = counters.totals[:, counted] / counters.covered_totals[:, counted]
     return float(prefill), float(decode)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from inferscope.collector.counter_windows import as_told
+from inferscope.collector.counter_windows import as_recorded
 from inferscope.counters import cupti_layout as layout
 from inferscope.counters.claims import NoClaims
 from inferscope.counters.cupti import CuptiError
@@ -192,7 +192,7 @@ def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
 def test_a_reader_joins_what_it_knows_and_leaves_the_rest(stage: Stage) -> None:
     stage.fill(11, from_ns=stage.clock.now_ns)
     (one,) = stage.read()
-    window = as_told(one)
+    window = as_recorded(one)
     assert window is not None
     assert window.values.keys() == set(IN_WINDOWS)
     newer = msgspec.structs.replace(
@@ -200,7 +200,7 @@ def test_a_reader_joins_what_it_knows_and_leaves_the_rest(stage: Stage) -> None:
         values={**one.values, "of_a_newer_sampler": 1.0},
         series={**one.series, "of_a_newer_sampler": one.series["busy_share"]},
     )
-    again = as_told(decode(CounterSample.CODE, encode(newer)))  # type: ignore[arg-type]
+    again = as_recorded(decode(CounterSample.CODE, encode(newer)))  # type: ignore[arg-type]
     assert again is not None
     assert again.values["dram_read_bytes"].tolist() == [1e6] * 10
 

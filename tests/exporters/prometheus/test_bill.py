@@ -8,7 +8,7 @@ from inferscope_prometheus.cost_allocation import CostAllocation
 from inferscope_prometheus.tenants import IDLE, KEPT_NS, UNNAMED, UNUSED_AFTER, WASTE, Tenants
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, Part
+from inferscope.collector.finals import FinalRequest, TokenTime
 from tests.exporters.otlp.conftest import Finals
 
 FINISHES = ("stop", "length", "client_cancel", "timeout", "error", "engine_lost")
@@ -35,8 +35,8 @@ def made(like: FinalRequest, of: tuple[int, int, int, int, str, str]) -> FinalRe
         like,
         prefill_ns=prefill_ns,
         decode_ns=decode_ns,
-        recomputed=Part(1, again_ns),
-        rejected=Part(1, rejected_ns),
+        recomputed=TokenTime(1, again_ns),
+        rejected=TokenTime(1, rejected_ns),
         finish=finish,
         attributes={"tenant": tenant},
     )

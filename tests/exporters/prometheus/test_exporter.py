@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 )
 
 from inferscope.collecting.exporter_set import ExporterSet
-from inferscope.collector.finals import FinalRequest, FinalStep, Part
+from inferscope.collector.finals import FinalRequest, FinalStep, TokenTime
 from inferscope.collector.snapshot import BudgetView, Promised, Snapshot
 from inferscope.records import DECODE, VERIFY
 from inferscope.slo.objectives import Objective
@@ -197,7 +197,7 @@ def test_a_request_of_which_a_part_was_missed_is_billed(finals: Finals, exported
 def test_drafts_are_accepted_or_rejected(finals: Finals, exported: Any) -> None:
     it = exported()
     step = next(step for step in finals.steps if len(step.request_ids) == 1)
-    request = changed(finals.requests[0], rejected=Part(2, 10))
+    request = changed(finals.requests[0], rejected=TokenTime(2, 10))
     drafted = changed(
         step,
         step=10**6,
