@@ -164,7 +164,11 @@ class CoreHooks:
 
         def schedule(*args: Any, **kw: Any) -> Any:
             kept = self.kept
-            if kept is None or (within and patches.is_within("schedule", args[0])):
+            if (
+                kept is None
+                or kept.scheduler() is not args[0]
+                or (within and patches.is_within("schedule", args[0]))
+            ):
                 return original(*args, **kw)
             if kept.planned is not None:
                 try:
@@ -175,7 +179,7 @@ class CoreHooks:
             output = call(*args, **kw)
             end_ns = monotonic_ns()
             try:
-                if kept is self.kept and kept.scheduler() is args[0]:
+                if kept is self.kept:
                     step = -1
                     if output.num_scheduled_tokens:
                         step = kept.next_step

@@ -233,6 +233,7 @@ class WorkerHooks:
                 patches.caught(execute_model, error)
             result = call(worker, scheduler_output, *args, **kw)
             if patches.is_off:
+                self.forget()  # this step began while another thread switched the hooks off
                 return result
             try:
                 if noting:  # this step is launched

@@ -114,6 +114,7 @@ class Marks:
                 span begins at `device_start`, and a step that ends without one has none.
         """
         life, spans, spare = self._life, self._spans, self._spare
+        self.has_moved = False
         try:
             if (
                 not spare
@@ -146,7 +147,12 @@ class Marks:
             life.caught(error)
 
     def device_start(self) -> None:
-        """Move the start of the open step's device span here; see `Probe.device_start`."""
+        """Move the start of the open step's device span here; see `Probe.device_start`.
+
+        The first call of a step counts: a model may run its forward in several parts.
+        """
+        if self.has_moved:
+            return
         marking, self.has_moved = self._marking, True
         if not marking:
             self._probe.device_start()
@@ -209,7 +215,6 @@ class Marks:
 
     def _end_unstarted(self, now_ns: int) -> None:
         """Leave a step without a span that was to begin at `device_start`, and did not."""
-        self.has_moved = False
         try:
             self._life.perform(now_ns, None, _give_up, self._timer)
         except Exception as error:

@@ -20,6 +20,7 @@ from inferscope.adapters import vllm_tag, vllm_worker
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm_core import CoreHooks
 from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.probe import Marks
 from inferscope.probe.timers import EventTimer
 from inferscope.records import Emitted, ProbeHealth, RequestEvent, StepPlan, StepSlices, StepSpan
 from inferscope.ring.reader import RingReader
@@ -219,6 +220,35 @@ def test_after_a_fault_no_output_of_the_engine_is_kept(rings: Path, patches: Pat
     del output, engine
     gc.collect()
     assert is_there() is None
+
+
+def test_a_step_that_begins_during_a_fault_of_another_thread_is_not_kept(
+    rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(toy_vllm.config(Options()), Request("r", 3, 9))
+    output = engine.scheduler.schedule()
+
+    def fail(*args: object) -> None:
+        patches.fail(ring, ValueError("a fault"))
+
+    monkeypatch.setattr(Marks, "begin", fail)
+    engine.worker.execute_model(output)
+    is_there = weakref.ref(output)
+    del output, engine
+    gc.collect()
+    assert is_there() is None
+
+
+def test_a_second_scheduler_in_the_process_writes_nothing_of_the_first_before_its_dispatch(
+    rings: Path, patches: Patches
+) -> None:
+    first = engine_of(toy_vllm.config(Options()), Request("r", 3, 9)).scheduler
+    second = Scheduler(toy_vllm.config(Options()))
+    output = first.schedule()
+    second.schedule()
+    assert not of(StepPlan, ring(rings, "core"))
+    first.get_grammar_bitmask(output)
+    assert [plan.step for plan in of(StepPlan, ring(rings, "core"))] == [0]
 
 
 class TimedScheduler(Scheduler):

@@ -481,6 +481,33 @@ def test_one_that_ends_without_its_forward_has_no_span_and_the_next_one_begins_a
     assert bench.timer.dropped == 1
 
 
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_forward_in_two_parts_begins_with_the_first(bench: Bench, starts: bool) -> None:
+    step = bench.steady() + 1
+    bench.marks.begin(step, "eager", False, False, starts)
+    bench.next_step += 1
+    bench.clock.now_ns += MS
+    for _ in range(2):
+        bench.marks.device_start()
+        bench.clock.now_ns += 2 * MS
+    bench.end(step)
+    bench.tend()
+    span = bench.spans()[-1]
+    assert span.step == step
+    assert span.device_start_ns is not None
+    assert span.device_end_ns is not None
+    assert span.device_end_ns - span.device_start_ns == 5 * MS
+
+
+def test_a_step_without_a_forward_makes_the_next_one_begin_at_its_launch(bench: Bench) -> None:
+    bench.steady()
+    step = bench.begin()
+    bench.end(step)
+    assert not bench.marks.has_moved
+    bench.tend()
+    assert bench.steps() == list(range(bench.next_step))
+
+
 @pytest.mark.parametrize("call", ["begin", "device_start", "device_end", "end"])
 def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call: str) -> None:
     bench = Bench(tmp_path)
