@@ -1,9 +1,8 @@
-"""What was asked of a request's sampling, as attributes of its record.
+"""Sampling parameters of a request, as attributes of its record.
 
-By the time an adapter sees a request its engine has filled in the defaults that it has for what the
-client left out, so each number is the one in force. What an engine does not tell is left out, and
-so is what is switched off (every token is a candidate, no penalty, one answer, no seed): nobody
-need have asked for that.
+An engine fills in its defaults before an adapter sees the request, so each value is the one in
+force. Values that an engine does not expose are omitted, and so are disabled parameters (every
+token is a candidate, no penalty, one answer, no seed): a client need not have set them.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ _OFF: Mapping[str, tuple[float, ...]] = {
     "presence_penalty": (0,),
     "n": (1,),
 }
-"""By attribute, the engines' numbers for none; those of top_k are HF's and vLLM's, and SGLang's. No
-tokens are asked of what only embeds."""
+"""Values that disable a parameter, by attribute; for `top_k` those of transformers and vLLM, then
+SGLang's. An embedding request generates 0 tokens."""
 
 
 def asked(numbers: Mapping[str, object], *, is_stream: bool | None = None) -> dict[str, str]:
-    """Return the attributes of a request.
+    """Return the sampling attributes of a request.
 
     Args:
-        numbers: by attribute, what an engine keeps under it, whatever that is.
-        is_stream: the answer comes as it is made; None where that is not known.
+        numbers: the engine's values by attribute; those that are not numbers are omitted.
+        is_stream: whether the response streams; None if that is unknown.
     """
     found = {} if is_stream is None else {"stream": "true" if is_stream else "false"}
     for word, number in numbers.items():

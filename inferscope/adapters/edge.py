@@ -1,14 +1,14 @@
-"""The edge: when a front end received a request over HTTP, and when the client had its answer.
+"""HTTP edge of a front end: receipt of each request and delivery of its response.
 
     headers read ─► handler ─► engine's front end ─► first body send ─► … ─► last body send
      └ `receipt`     └ exchange   └ `join`: an id       └ `first_byte`, `emitted`   └ `last_byte`
 
-A body leaves when the server takes it: a client that is awake may have read it before the call
-returns. Only a send that waits, for the client's socket is full, is over when it returns; for as
-long as it waited, the client is reported as not reading (`blocked_ns` of `Emitted`).
+A body is delivered when the server accepts it: a reading client may have it before the call
+returns. Only a send that waits because the client's socket is full is delivered at its return; the
+wait is reported as time in which the client did not read (`blocked_ns` of `Emitted`).
 
-Any ASGI server is watched alike; an adapter makes an `Edge` with the front end's probe, calls
-`watch`, and joins it to its engine's ids by three calls from hooks of its own:
+Every ASGI server is observed in the same way. An adapter makes an `Edge` with the front end's
+probe, calls `watch`, and joins exchanges to its engine's ids by three calls from its own hooks:
 
     edge.join(request_id, …)     in the task (or a child task) that serves the HTTP request, where
                                  the engine's own id is given out. Once per engine request: several
@@ -16,16 +16,16 @@ Any ASGI server is watched alike; an adapter makes an `Edge` with the front end'
     edge.produced(request_id, n) when n tokens of it are handed to the code that writes them; they
                                  count as emitted with the next body that is sent.
     edge.ended(request_id, why)  only where the front end itself ends a request (a stop string);
-                                 otherwise the core's word counts.
+                                 otherwise the core's record is used.
 
 The id given to `join` must be the one that the core's ring uses in `Probe.queued`.
 
-A client may say which tokens of its prompt are whose, in `X-InferScope-Parts` (`probe.parts`): that
-goes into the record of the receipt, for engines that see none but the tokens. So do the tenant and
-the like, from headers that the operator allows (`probe.headers`).
+A client may declare the parts of its prompt in `X-InferScope-Parts` (`probe.parts`): the record of
+the receipt holds them, for engines see only tokens. It also holds the tenant and other attributes
+from headers that the operator allows (`probe.headers`).
 
-A POST that ends with 400 or more was refused, or has failed; one without a join is recorded with
-its status. Everything else that is never joined (health probes, lists of models) is no request.
+A POST that ends with status 400 or above was refused or failed; without a join it is recorded with
+its status. Other exchanges without a join (health checks, model lists) are not recorded.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _exchange: ContextVar[Exchange | None] = ContextVar("inferscope_exchange", defau
 
 
 class Exchange:
-    """One HTTP request and its answer.
+    """One HTTP request and its response.
 
     Attributes:
-        received_ns: when it came.
-        path: of the request.
-        external_id: as the client named it, in `X-Request-Id`.
-        trace: its `traceparent`.
-        parts: of its prompt, as the client says.
-        attributes: its path, the server's place, and what the headers say that are allowed to.
-        status: of the answer, 0 before it began.
-        index_by_id: the engine's requests that belong to it.
-        waiting: their tokens that are produced and not yet written.
-        has_ended: the last byte was told.
-        probe: of the engine that they belong to, the edge's own until they are known.
+        received_ns: time of the receipt.
+        path: path of the request.
+        external_id: the client's name for the request, from `X-Request-Id`.
+        trace: the request's `traceparent`.
+        parts: parts of the prompt, as the client declares them.
+        attributes: path, server address, and contents of the allowed headers.
+        status: status of the response, 0 before it begins.
+        index_by_id: indices of the engine's requests in this exchange, by id.
+        waiting: tokens that are produced and not yet written, by request.
+        has_ended: whether the last byte is recorded.
+        probe: probe of the engine of these requests; the edge's own until they are known.
     """
 
     __slots__ = (
@@ -117,11 +117,10 @@ class Exchange:
 
 
 class _Sending:
-    """A send that is awaited, and whether it had to wait.
+    """An awaited send, with a flag whether it had to wait.
 
-    Not a coroutine: between it and the event loop stands nothing but `next`. What an event loop
-    sends or throws into it goes on to the awaited steps, as `yield from` would pass it on: asyncio
-    sends nothing but None, Trio sends values.
+    It is not a coroutine: `next` is the only call between it and the event loop. It passes on what
+    the event loop sends or throws, as `yield from` does: asyncio sends only None, Trio values.
     """
 
     __slots__ = ("_steps", "has_waited")
@@ -142,11 +141,11 @@ class _Sending:
         return awaited
 
     def send(self, value: Any) -> Any:
-        """Resume the steps with what was awaited."""
+        """Resume the awaited steps with a value."""
         return self._steps.send(value) if value is not None else next(self)
 
     def throw(self, *error: Any) -> Any:
-        """Throw a cancellation into the steps; raise it here if they take none."""
+        """Throw a cancellation into the awaited steps; raise it here if they accept none."""
         throw = getattr(self._steps, "throw", None)
         if throw is not None:
             return throw(*error)
@@ -160,10 +159,10 @@ class _Sending:
 
 
 class Edge:
-    """Tells the front end's probe when requests come in over HTTP and when answers have left.
+    """Recorder of HTTP receipts and deliveries for the front end's probe.
 
     Attributes:
-        labels: what clients say of the parts of their prompts.
+        labels: reader of the prompt parts that clients declare.
     """
 
     def __init__(self, probe: Probe, patches: Patches) -> None:
@@ -181,7 +180,7 @@ class Edge:
         self._probe, self._by_id, self.labels = probe, LiveTable(probe), Labels(probe.warn)
 
     def watch(self, app_class: Any) -> bool:
-        """Watch all applications of a class (Starlette, which FastAPI is one of)."""
+        """Observe all applications of a class (Starlette; FastAPI inherits from it)."""
         return self._patches.replace(app_class, "__call__", self._watched)
 
     # --- from the adapter's hooks -------------------------------------------------------------
@@ -196,15 +195,15 @@ class Edge:
         asked: Mapping[str, str] | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """Say that the HTTP request being served is, or is part of, this one of the engine's.
+        """Join the HTTP request of this task to a request of the engine.
 
         Args:
-            request_id: the engine's own, as its core knows it.
-            prompt_tokens: of it, where the prompt is tokenised by now.
-            external_id: what the answer will call it; the client's own `X-Request-Id` is preferred.
-            parent: of a request that is one of several answers to the same prompt.
-            asked: what was asked of its sampling, by the words of `asked`.
-            probe: of the front end of its engine, where several engines are behind one server.
+            request_id: the engine's id, as in the core's records.
+            prompt_tokens: length of the prompt, if it is tokenised by now.
+            external_id: id in the response; the client's own `X-Request-Id` takes precedence.
+            parent: id of the parent, for one of several answers to the same prompt.
+            asked: sampling attributes, as `asked` returns them.
+            probe: probe of the front end of its engine, if one server has several engines.
         """
         exchange = _exchange.get()
         if exchange is None or exchange.has_ended or request_id in self._by_id:
@@ -226,7 +225,7 @@ class Edge:
             exchange.probe.tokenised(index, prompt_tokens)
 
     def produced(self, request_id: str, num_tokens: int) -> None:
-        """Say that tokens are on their way to the client; without an exchange nothing happens."""
+        """Count tokens that will leave with the next body; do nothing without an exchange."""
         exchange = self._by_id.get(request_id)
         if exchange is None or not num_tokens:
             return
@@ -234,7 +233,7 @@ class Edge:
         exchange.waiting[index] = exchange.waiting.get(index, 0) + num_tokens
 
     def ended(self, request_id: str, reason: str) -> None:
-        """Say that the front end has ended a request that the core still thinks alive."""
+        """Record the end of a request by the front end; the core still considers it running."""
         exchange = self._by_id.get(request_id)
         if exchange is not None:
             exchange.probe.finished(exchange.index_by_id[request_id], reason)
@@ -269,9 +268,9 @@ class Edge:
         return __call__
 
     def _receiving(self, exchange: Exchange, receive: Receive) -> Receive:
-        """Wrap an exchange's `receive`: with the client gone it is over, whatever the server does.
+        """Wrap an exchange's `receive`: a disconnect of the client ends the exchange.
 
-        A server may go on for seconds (SGLang waits for two before it tidies up).
+        A server may go on for seconds (SGLang waits for 2 s before it cleans up).
         """
         patches = self._patches
 
@@ -284,7 +283,7 @@ class Edge:
         return watched
 
     def _sending(self, exchange: Exchange, send: Send) -> Send:
-        """Wrap an exchange's `send`: what was produced before a body is sent, leaves with it."""
+        """Wrap an exchange's `send`: tokens produced before a body is sent leave with it."""
         patches = self._patches
 
         async def watched(message: Message) -> None:
@@ -324,7 +323,7 @@ class Edge:
         if waited_ns < LEAST_BLOCKED_NS:
             exchange.probe.emitted(list(leaving), list(leaving.values()), at_ns=at_ns)
             return
-        # The connection is that of all its requests, whether or not they had tokens to write.
+        # All requests of an exchange share its connection, with or without tokens to write.
         indices = list(exchange.index_by_id.values())
         exchange.probe.emitted(
             indices,
@@ -334,7 +333,7 @@ class Edge:
         )
 
     def _end(self, exchange: Exchange, at_ns: int | None = None) -> None:
-        """Tell the last byte: it was sent, or the client has gone (now)."""
+        """Record the last byte: it was sent at `at_ns`, or the client disconnected now."""
         if exchange.has_ended:
             return
         exchange.has_ended = True
@@ -347,7 +346,7 @@ class Edge:
             self._refused(exchange)
 
     def _refused(self, exchange: Exchange) -> None:
-        """Record a request that never reached the engine."""
+        """Record a request that did not reach the engine."""
         index = self._probe.received(
             f"refused-{next(self._numbers)}-{exchange.received_ns}",
             external_id=exchange.external_id,
@@ -362,7 +361,7 @@ class Edge:
 def _begin(
     scope: Message, probe: Probe, labels: Labels, allowed: AllowedHeaders
 ) -> Exchange | None:
-    """Return the exchange of a request that may reach the engine: those are POSTs."""
+    """Return the exchange of a POST; None for other methods, which do not reach the engine."""
     if scope["method"] != "POST":
         return None
     exchange = scope[_MARK] = Exchange(scope, probe, labels, allowed)
@@ -370,7 +369,7 @@ def _begin(
 
 
 def _leaving(exchange: Exchange, message: Message) -> dict[RequestIndex, int] | None:
-    """Return the tokens that leave with a body; None for a message that is none."""
+    """Return the tokens that leave with a body; None for a message that is not a body."""
     if message["type"] == "http.response.start":
         exchange.status = message["status"]
     if message["type"] != "http.response.body":

@@ -83,17 +83,17 @@ class Batcher:
     """One continuous batching loop, on its own thread.
 
     Attributes:
-        recorder: of the loop's model.
-        deferred: what is noted and not recorded yet.
+        recorder: recorder of the loop's model.
+        deferred: facts that are noted and not recorded yet.
     """
 
     def __init__(self, recorder: Recorder, processor: Any, *, is_deferring: bool = False) -> None:
-        """Take the loop.
+        """Prepare to record one loop.
 
         Args:
-            recorder: of the loop's model.
-            processor: of the loop.
-            is_deferring: a device computes when a launch returns: record behind launches.
+            recorder: recorder of the loop's model.
+            processor: the loop's `ContinuousBatchProcessor`.
+            is_deferring: whether to record behind launches, while a device computes.
         """
         self.recorder = recorder
         self.deferred = recorder.deferred = Deferred(recorder.probe)
@@ -103,30 +103,30 @@ class Batcher:
         self._planned: deque[PlannedStep] = deque()
         self._parts: list[Part] | None = None
         self._updated: PlannedStep | None = None
-        """The step whose outcome is being taken in, until that is told."""
+        """The step whose outcome is being processed, until it is recorded."""
         self._plan_start_ns = 0
         self._preempted: list[RequestIndex] = []
 
     # --- the plan -----------------------------------------------------------------------------
 
     def plan_begins(self) -> None:
-        """The scheduler begins."""
+        """Note the start of scheduling."""
         self._plan_start_ns = time.monotonic_ns()
         self._parts = []
         self._preempted = []
 
     def pauses(self) -> None:
-        """Another thread uses the model until `goes_on`."""
+        """Record a pause: another thread uses the model until `goes_on`."""
         self.deferred.flush()
         self.recorder.probe.paused()
 
     def goes_on(self) -> None:
-        """Begin the plan here: the loop has waited until now."""
+        """Record the end of a pause; the plan starts here, for the loop has waited until now."""
         self.recorder.probe.unpaused()
         self._plan_start_ns = time.monotonic_ns()
 
     def waits(self, state: Any) -> None:
-        """A request enters the queue: a new one, or one that lost its blocks."""
+        """Record a request that enters the queue: a new one, or one that lost its blocks."""
         track = self._tracks.get(state.request_id)
         if track is None:
             self._enter(state, at_ns=round(state.created_time * 1e9))
@@ -215,20 +215,20 @@ class Batcher:
     # --- the outcome --------------------------------------------------------------------------
 
     def update_begins(self) -> None:
-        """The outcome of the oldest step is about to be taken in."""
+        """Note the state of the oldest step's requests before its outcome is processed."""
         if not self._planned:
             return
         planned = self._updated = self._planned.popleft()
         for part in planned.parts:
-            # A request that was reset, or has ended, since the step was planned.
+            # The request was reset, or has ended, since the step was planned.
             part.is_over = part.track.state is not part.state or _has_ended(part.state)
             part.num_generated = len(part.state.generated_tokens)
 
     def update_ends(self) -> None:
-        """Tell whose step it was, the tokens it made, and who is finished.
+        """Record the step's slices, its tokens, and the requests that finished.
 
-        It is told before the outputs are handed on: a front end, in its own thread, may have
-        written the last byte before the update returns.
+        This comes before the outputs are handed on: a front end, in its own thread, may write the
+        last byte before the update returns.
         """
         planned, self._updated = self._updated, None
         if planned is None:
@@ -283,18 +283,18 @@ class Batcher:
             action(*arguments)
 
     def cancelled(self, states: list[Any]) -> None:
-        """Requests were taken out on their clients' wish."""
+        """Record requests that their clients have cancelled."""
         self.deferred.flush()
         for state in states:
             self._finish(state, "client_cancel")
 
     def failed(self, state: Any) -> None:
-        """A request ends by an error."""
+        """Record a request that ended with an error."""
         self.deferred.flush()
         self._finish(state, "error")
 
     def close(self) -> None:
-        """The loop has ended: what is left will not be served."""
+        """Record the loop's end: the remaining requests are aborted."""
         self.deferred.flush()
         for track in list(self._tracks.values()):
             self._finish(track.state, "server_abort")
@@ -303,7 +303,7 @@ class Batcher:
 
     @property
     def _processor(self) -> Any:
-        """The processor of the loop; only the hooks of a running loop ask for it."""
+        """Return the loop's processor; only the hooks of a running loop read it."""
         return self._processor_ref()
 
     def _enter(self, state: Any, *, at_ns: int | None) -> Track:
@@ -336,7 +336,7 @@ class Batcher:
             self.recorder.probe.finished(track.index, reason)
 
     def _blocks(self) -> tuple[int, int]:
-        """Return blocks in use, to the precision of the sectors they come in, and all blocks."""
+        """Return the blocks in use, rounded to the cache's sectors, and the total."""
         cache = self._processor.cache
         total = getattr(cache, "num_blocks", 0)
         free = getattr(cache, "compute_free_capacity", None)

@@ -1,4 +1,4 @@
-"""Where continuous batching of transformers is wrapped, and how its loops find their `Batcher`."""
+"""Hooks around the continuous batching of transformers, and the `Batcher` of each loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _STATUS = "BackgroundThreadStatus"
 
 class _OnThread(threading.local):
     batcher: Batcher | None = None
-    """Of the batching loop that runs in this thread."""
+    """Batcher of the loop that runs in this thread."""
 
 
 class BatchingHooks:
-    """Wraps the batching loop, once for all managers."""
+    """Wrappers around the batching loop, shared by all managers."""
 
     def __init__(
         self, patches: Patches, recorders: Recorders, watches: Callable[[Any], bool]
@@ -36,12 +36,12 @@ class BatchingHooks:
         self._on = _OnThread()
         self._is_whole = False
         self._batchers: weakref.WeakKeyDictionary[Any, Batcher] = weakref.WeakKeyDictionary()
-        """Keyed weakly by processor, for a processor has the KV cache."""
+        """Batchers by processor; the keys are weak, for a processor holds the KV cache."""
 
     def install(self) -> None:
-        """Wrap what the loop calls, all of it or nothing is observed.
+        """Wrap the functions that the loop calls; without one of them nothing is observed.
 
-        The hook that makes a `Batcher` comes last: without one the others do nothing.
+        The hook that makes a `Batcher` comes last: without a `Batcher` the others do nothing.
         """
         find, around = self._patches.find, self._patches.around
         manager = find(f"{_PACKAGE}.continuous_api", "ContinuousBatchingManager")
@@ -81,7 +81,7 @@ class BatchingHooks:
             and self._patches.replace(manager, "_run_generation_loop", self._loop)
             and unit(manager, {"_create_batch_processor": Around(after=self._created)})
         )
-        if self._is_whole:  # without it tokens are told a little later
+        if self._is_whole:  # without it tokens are recorded slightly later
             around(router, "deliver_batch", before=self._delivers)
         status = getattr(sys.modules.get(f"{_PACKAGE}.continuous_api"), _STATUS, None)
         if self._is_whole and hasattr(status, "pause_and_wait"):  # older versions have no pauses
@@ -89,7 +89,7 @@ class BatchingHooks:
             self._patches.unit("pauses", status, hooks)
 
     def add(self, model: Any, processor: Any) -> None:
-        """Observe a batching loop, unless it is already or cannot be."""
+        """Observe a batching loop, unless it is already observed or cannot be."""
         if self._is_whole and processor not in self._batchers:
             described = functools.partial(describe, model, processor=processor)
             recorder = self._recorders.take(model, described, place=str(model.device))
@@ -100,11 +100,11 @@ class BatchingHooks:
                 self._batchers[processor] = batcher
 
     def close(self) -> None:
-        """Observe no loop any more."""
+        """Stop observing all loops."""
         for batcher in list(self._batchers.values()):
             self._close(batcher)
 
-    # --- a loop's life ------------------------------------------------------------------------
+    # --- start and end of a loop --------------------------------------------------------------
 
     def _created(self, _: None, processor: Any, manager: Any) -> None:
         if self._watches(manager.model):
@@ -129,7 +129,7 @@ class BatchingHooks:
                 batcher.close()
                 self._recorders.give_back(batcher.recorder)
 
-    # --- a turn of the loop -------------------------------------------------------------------
+    # --- one iteration of the loop ------------------------------------------------------------
 
     def _plan(self, processor: Any) -> None:
         batcher = self._on.batcher = self._batchers.get(processor)
@@ -189,7 +189,7 @@ class BatchingHooks:
 
 
 def _on_stream(runner: Any, record: Callable[[], None]) -> None:
-    """Call with the runner's stream the current one, so that events are recorded on it."""
+    """Call `record` with the runner's stream as the current one: events are recorded on it."""
     stream = getattr(runner.inputs_and_outputs, "compute_stream", None)
     if stream is None or stream.device.type != "cuda":
         record()

@@ -1,20 +1,20 @@
-"""`model.generate` of transformers: what its loop does, step by step.
+"""Recorder of the steps of transformers' `model.generate`.
 
     generate ─► _sample │ _assisted_decoding                           a Loop begins
                   while _has_unfinished_sequences(…):                  tokens are known by now
                       inputs = prepare_inputs_for_generation(…)        a step begins on return
                       outputs = the model, compiled or not
                       _update_model_kwargs_for_generation(…)           it ends on entry
-                      stopping_criteria(ids)                           who is done
+                      stopping_criteria(ids)                           which rows are done
 
-The forward itself is left alone: a compiled one would not see a hook added later, and one that is
-there when it is compiled would break its graph. The functions around it run in Python, always.
+The forward itself is not hooked: a compiled one ignores a hook that is added later, and a hook
+present at compilation breaks its graph. The functions around it always run in Python.
 
-On a device the plan, and what left the loop with the step before, are recorded as a step's launch
-ends: the device computes then. On a CPU they are recorded where they happen.
+On a device the plan, and the tokens of the step before, are recorded when a step's launch ends: the
+device computes then. On a CPU they are recorded at once.
 
-Each sequence of a batch is a request. Rows that are padding, or done while others are not, are
-computed all the same: they are the step's padding.
+Each sequence of a batch is a request. The model also computes rows that are padding, or done before
+others: they count as the step's padding.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Row:
     """One sequence of a batch.
 
     Attributes:
-        num_pads: positions before its first token.
-        num_prompt: its tokens before the first generated one.
-        seen: tokens that were ever computed, as far as they may be computed again.
+        num_pads: number of positions before the first token.
+        num_prompt: number of tokens before the first generated one.
+        seen: number of tokens computed so far; computing them again is recomputation.
     """
 
     __slots__ = ("index", "is_done", "num_pads", "num_prompt", "seen")
@@ -56,9 +56,9 @@ class Loop:
     """One run of a decoding loop.
 
     Attributes:
-        model: whose.
-        criteria: the list that decides who is done.
-        is_preparing: the model's inputs are being made: an override may call what it overrides.
+        model: the model that generates.
+        criteria: stopping criteria, which decide which rows are done.
+        is_preparing: whether the model's inputs are being made: an override may call its base.
     """
 
     is_assisted = False
@@ -74,25 +74,25 @@ class Loop:
         self._is_open = False
 
     def is_overridden(self, model: Any) -> bool:
-        """Return whether a loop of a model that begins within this one is what it overrides."""
+        """Return whether a nested loop of this model is the base of an overriding one."""
         return self.model is model and not self.is_assisted
 
     def forward_begins(self, ids: Any, inputs: Any) -> None:
-        """The model's inputs are ready."""
+        """Begin a step: the model's inputs are ready."""
         raise NotImplementedError
 
     def forward_ends(self) -> None:
-        """The model has returned."""
+        """End a step: the model has returned."""
         raise NotImplementedError
 
     def tokens_chosen(self, ids: Any, is_done: Any) -> None:
-        """New tokens were appended, and the criteria have spoken."""
+        """Note the appended tokens and the result of the criteria."""
 
     def turn(self) -> None:
-        """The loop's body is through, and the host knows its outcome."""
+        """Record an iteration's outcome, which the host now has."""
 
     def leave(self, error: BaseException | None) -> None:
-        """The loop is over."""
+        """End the loop."""
         self.forward_ends()
 
     def _start(self, num_tokens: int, mode: str, *, is_dummy: bool = False) -> None:
@@ -118,16 +118,16 @@ class MainLoop(Loop):
         name: str,
         is_assisted: bool,
     ) -> None:
-        """Introduce the requests.
+        """Record the arrival of the batch's requests.
 
         Args:
-            recorder: takes what happens.
-            model: whose loop it is.
-            ids: [batch, tokens], as the loop was given them.
+            recorder: recorder of the model.
+            model: the model that generates.
+            ids: token ids, [batch, tokens], as passed to the loop.
             settings: the loop's keyword arguments.
-            arrived_ns: when `generate` was called.
-            name: of the call, where somebody has given it one.
-            is_assisted: a draft model or a look-up proposes tokens.
+            arrived_ns: time of the call of `generate`.
+            name: request id of the call.
+            is_assisted: whether a draft model or a look-up proposes tokens.
         """
         super().__init__(recorder, model)
         self.is_assisted = is_assisted
@@ -136,9 +136,9 @@ class MainLoop(Loop):
         cached = _cached_tokens(settings)
         width, pads = _prompt_width(ids, settings, cached)
         self._width = width
-        """Positions of the prompt."""
+        """Number of positions of the prompt."""
         self._offset = width - self._length
-        """Positions before the first id: a cache's, or embeddings given instead of ids."""
+        """Number of positions before the first id: cached ones, or embeddings in place of ids."""
         self._has_cache = settings.get("use_cache", True)
         self._position = cached
         self._max_length = getattr(self.criteria, "max_length", None)
@@ -168,7 +168,7 @@ class MainLoop(Loop):
         self._indices = [row.index for row in self._active]
 
     def forward_begins(self, ids: Any, inputs: Any) -> None:
-        """A step begins: the model computes the same positions of all rows."""
+        """Begin a step: the model computes the same positions of all rows."""
         width = _width(inputs)
         start = self._position if self._has_cache else 0
         end = start + width
@@ -212,7 +212,7 @@ class MainLoop(Loop):
                 row.seen = max(row.seen, min(end, known) - row.num_pads)
 
     def forward_ends(self) -> None:
-        """The step ends; whose it was is told at once, unless proposals are still judged."""
+        """End the step; record its slices at once, unless drafts are still to be verified."""
         if not self._is_open:
             return
         self._is_open = False
@@ -222,16 +222,16 @@ class MainLoop(Loop):
             self._tell(0)
 
     def tokens_chosen(self, ids: Any, is_done: Any) -> None:
-        """Keep the outcome; on a device it is read when the loop has waited for it anyway.
+        """Keep the outcome; on a device it is read once the loop itself has waited for it.
 
-        On a CPU it is there, and told before a streamer hands the tokens on.
+        On a CPU it is recorded now, before a streamer hands the tokens on.
         """
         self._pending = (ids, is_done)
         if ids.device.type == "cpu":
             self.turn()
 
     def turn(self) -> None:
-        """Tell the tokens that left the loop, and who is done."""
+        """Record the tokens that left the loop, and the requests that are done."""
         if self._pending is None:
             return
         ids, is_done = self._pending
@@ -257,7 +257,7 @@ class MainLoop(Loop):
         self._indices = [row.index for row in self._active]
 
     def leave(self, error: BaseException | None) -> None:
-        """End what is unfinished: by the error, if there is one."""
+        """End the unfinished requests, with the error if there is one."""
         self.forward_ends()
         self.turn()
         self._tell(0)
@@ -308,7 +308,7 @@ class MainLoop(Loop):
 
 
 class DraftLoop(Loop):
-    """An assistant's loop, which proposes tokens for another one."""
+    """An assistant model's loop, which proposes tokens for another loop."""
 
     def __init__(self, model: Any, settings: dict[str, Any], outer: MainLoop) -> None:
         super().__init__(outer.recorder, model)
@@ -317,14 +317,14 @@ class DraftLoop(Loop):
         self._tokens = (0, 0)
 
     def forward_begins(self, ids: Any, inputs: Any) -> None:
-        """A step of the draft model begins."""
+        """Begin a step of the draft model."""
         start = self._position
         self._position = start + _width(inputs)
         self._tokens = (start, self._position)
         self._start(self._position - start, "draft")
 
     def forward_ends(self) -> None:
-        """It ends, and it was all for one request."""
+        """End the step and record its slice: all of it is one request's."""
         if not self._is_open:
             return
         self._is_open = False
@@ -345,13 +345,13 @@ def _cached_tokens(settings: dict[str, Any]) -> int:
 
 
 def _width(inputs: Any) -> int:
-    """Return how many positions of each row are computed."""
+    """Return the number of positions computed of each row."""
     ids = inputs.get("input_ids")
     return int((inputs["inputs_embeds"] if ids is None else ids).shape[1])
 
 
 def _prompt_width(ids: Any, settings: dict[str, Any], cached: int) -> tuple[int, list[int]]:
-    """Return the prompt's positions, cached ones included, and how many of each row are padding."""
+    """Return the prompt's positions with the cached ones, and the padding of each row."""
     batch, length = ids.shape
     embeddings, mask = settings.get("inputs_embeds"), settings.get("attention_mask")
     if embeddings is not None and embeddings.shape[1] > length:

@@ -1,12 +1,12 @@
-"""`transformers serve`: its HTTP edge, joined to what `generate` or continuous batching record.
+"""HTTP edge of `transformers serve`, joined to the records of `generate` or continuous batching.
 
     POST ─► handler ─► generate_streaming │ generate_non_streaming(request_id=…)     `join`
                          └ streamer.put(tokens)                                      `produced`
 
-Each model that is loaded is an engine of its own, so it has a front end's ring of its own too.
+Each loaded model is an engine of its own, so it has its own front-end ring too.
 
-The server's own request id (the client's `X-Request-Id`, else one of its own) is the one that
-continuous batching uses. `generate` has no ids: it is told the name of what it will be given.
+Continuous batching uses the server's request id (the client's `X-Request-Id`, else a generated
+one). `generate` has no ids: `Session.expect` names its request by the identity of the inputs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _UTILITIES = "transformers.cli.serving.utils"
 
 
 def observe_server(module: ModuleType) -> None:
-    """Watch the servers that are built from now on; called with `transformers…serving.server`."""
+    """Observe all servers built from now on; called with `transformers…serving.server`."""
     session = watch_all()
     served = ServedRequests(session)
     session.patches.around(module, "build_server", before=lambda *_args, **_kwargs: served.begin())
 
 
 class ServedRequests:
-    """Requests between HTTP and the model."""
+    """Hooks that join HTTP requests to those of the models."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -43,10 +43,10 @@ class ServedRequests:
         self._lock = threading.Lock()
         self._id_by_streamer: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Tokens of a streamer that were told."""
+        """Number of tokens recorded so far, by streamer."""
 
     def begin(self) -> None:
-        """Open the front end's ring and wrap what it calls; a second server changes nothing."""
+        """Open the front end's ring and install its hooks; a second server changes nothing."""
         if self._edge is not None:
             return
         patches = self._patches
@@ -116,11 +116,11 @@ class ServedRequests:
             self._edge.produced(request_id, len(result[2]))
 
     def _put(self, streamer: Any, output: Any) -> None:
-        """Count before the text is queued: whoever takes it from there sends these tokens."""
+        """Count the tokens before their text is queued: its consumer may send it at once."""
         self._produced(streamer, len(output.generated_tokens))
 
     def _put_elsewhere(self, _: None, _result: None, streamer: Any, *_args: Any) -> None:
-        """Count in the event loop what the thread of the model has queued there."""
+        """Count, in the event loop, the tokens that the model's thread has queued there."""
         streamer._loop.call_soon_threadsafe(
             self._patches.run, self._produced, streamer, streamer.total_tokens
         )

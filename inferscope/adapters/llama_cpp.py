@@ -1,11 +1,11 @@
-"""llama-cpp-python: one sequence at a time, evaluated by `Llama.eval`.
+"""Adapter for llama-cpp-python, which evaluates one sequence at a time by `Llama.eval`.
 
     create_completion ─► generate ─┬─ eval(prompt)        a step: what the cache lacks of the prompt
                                    ├─ yield token         it leaves the loop
                                    └─ eval([token, …])    a step: the token, and drafts to verify
 
 Each run of `generate` is a request. Steps are timed on the host: with layers on a GPU the call
-returns when they are launched, and what is left of them shows as the host's gap.
+returns at their launch, and the rest of their time appears as the host's gap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _lock = forked_lock()
 
 
 class _OnThread(threading.local):
-    """The run that evaluates in this thread, and how many tokens its caller wants."""
+    """The run that evaluates in this thread, and the token limit of its caller."""
 
     run: Run | None = None
     max_tokens = 0
@@ -54,12 +54,12 @@ class Run:
         self._seen = 0
         self._step = -1
         self._told: Stretches | None = None
-        """What the last step computed, until its drafts are judged."""
+        """Slices of the last step, until its drafts are verified."""
         self._num_since = 0
-        """Tokens that have left since then."""
+        """Number of tokens that have left since then."""
 
     def eval_begins(self, start: int, num_tokens: int) -> None:
-        """Tokens are about to be evaluated behind those in the cache."""
+        """Begin a step: tokens are about to be evaluated after the cached ones."""
         self._judge()
         probe = self.recorder.probe
         end = start + num_tokens
@@ -80,11 +80,11 @@ class Run:
         probe.start(self._step, cold=is_cold)
 
     def eval_ends(self) -> None:
-        """They have been evaluated."""
+        """End the step."""
         self.recorder.probe.stop(self._step)
 
     def yields(self) -> None:
-        """A token leaves the loop."""
+        """Record a token that leaves the loop."""
         if self._index is None:
             return
         self._judge_if_plain()
@@ -93,7 +93,7 @@ class Run:
         self.recorder.probe.emitted([self._index], [1], step=self._step)
 
     def ends(self, error: type[BaseException] | None) -> None:
-        """The run is over: its caller has enough, or an error of this type ends it."""
+        """Record the run's end: its caller stopped it, or an error of this type did."""
         self._judge()
         if self._index is None:
             return
@@ -105,7 +105,7 @@ class Run:
         self.recorder.probe.finished(self._index, reason)
 
     def _judge_if_plain(self) -> None:
-        """Tell a step without drafts at its first token."""
+        """Record a step without drafts at its first token."""
         if self._told is not None and not any(self._told.proposed):
             self._judge()
 
@@ -273,7 +273,7 @@ class Session:
 
 
 _DEFAULT_TOKENS = 16
-"""Of `create_completion`."""
+"""Default token limit of `create_completion`."""
 
 
 _session: Session | None = None
@@ -294,7 +294,7 @@ def watch(subject: Any) -> Watch:
 
 
 def _unwatch(session: Session, llama: Any) -> None:
-    """Observe it once less; the last one puts everything back."""
+    """Release one observation; the last one removes all hooks."""
 
     def remove() -> None:
         global _session
@@ -326,7 +326,7 @@ def _eval_begins(run: Run, llama: Any, tokens: Any) -> None:
 
 
 def _describe(llama: Any) -> tuple[EngineInfo, StepTimer]:
-    """Say what is known without a doubt; the shape of a quantised file is not."""
+    """Return the certain facts of an engine; the shape of a quantised file is not one."""
     path = str(getattr(llama, "model_path", ""))
     version = getattr(sys.modules.get("llama_cpp"), "__version__", "")
     info = EngineInfo(

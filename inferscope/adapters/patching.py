@@ -1,12 +1,12 @@
-"""Patching: what an adapter puts in the place of an engine's own attributes, and how it is undone.
+"""Replacement of an engine's attributes by an adapter's wrappers, and its reversal.
 
     engine calls Scheduler.schedule ──► our wrapper ── before ──► original ── after ──► its result
 
-A wrapper calls the original exactly once and hands on its result or its exception, whatever became
-of the hooks around it. The first fault in any hook switches all hooks of the adapter off, and its
-probes with them, once and loudly. A hook whose place does not exist is `unsupported`: that is said
-once, in the log and in the rings, and the engine runs as it would without us. Hooks that open and
-close the same state are a `unit`: all of them are put in place, or none.
+A wrapper calls the original exactly once and passes on its result or its exception, whatever
+happens in the hooks around it. The first fault in any hook disables all hooks of the adapter and
+its probes, and is reported once. A hook whose target does not exist is `unsupported`: the log and
+the rings report it once, and the engine runs unchanged. Hooks that open and close the same state
+are a `unit`: either all of them are installed or none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inferscope.probe.voice import note, warn
 _MARK = "_inferscope_patches"
 """Attribute of a replacement: the `Patches` that made it.
 
-`functools.wraps` copies it to wrappers of others around that, through which calls reach ours."""
+`functools.wraps` copies it to foreign wrappers around ours; calls to those still reach ours."""
 _ABSENT = object()
 
 
@@ -86,25 +86,25 @@ class Direct(NamedTuple):
 
 
 class Patches:
-    """What one adapter has replaced in this process.
+    """One adapter's replacements in this process.
 
     Attributes:
-        is_off: no hook is called any more; wrappers that are still in place only pass on.
-        probes: what the hooks write to; a fault switches them off.
-        forgetting: called once the hooks are off, to drop what they keep of the engine's objects.
+        is_off: whether the hooks are disabled; wrappers still in place only pass calls on.
+        probes: probes that the hooks write to; a fault disables them.
+        forgetting: callbacks that drop references to the engine's objects once the hooks are off.
         within: overrides that are being called: attribute, `id` of the object, thread.
     """
 
     def __init__(self, adapter: str) -> None:
-        """Start with nothing replaced; `adapter` is the name that messages carry."""
+        """Start without replacements; messages name the `adapter`."""
         self.is_off = False
         self.probes: list[Probe] = []
         self.forgetting: list[Callable[[], None]] = []
         self._adapter = adapter
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        """Owner, attribute, what the owner itself had (or `_ABSENT`), what it has now."""
+        """Owner, attribute, the owner's previous value (or `_ABSENT`), the replacement."""
         self._said: dict[str, None] = {}
-        """Features that are unsupported, in the order in which they were reported."""
+        """Unsupported features, in the order of their reports."""
         self.within: set[tuple[str, int, int]] = set()
 
     def __getstate__(self) -> dict[str, object]:
@@ -112,9 +112,9 @@ class Patches:
         return {"is_off": True}
 
     def find(self, module: str, name: str) -> Any:
-        """Import a module and return one of its attributes; None, once said, where there is none.
+        """Import a module and return one of its attributes; report a missing one and return None.
 
-        An import error within the module is the engine's own affair and is treated alike.
+        An import error within the module is handled in the same way.
         """
         try:
             return getattr(importlib.import_module(module), name)
@@ -132,26 +132,26 @@ class Patches:
             probe.unsupported(what)
 
     def attach(self, probe: Probe, *, is_observing: bool = True) -> None:
-        """Take a probe that the hooks write to, and report in its ring what is unsupported.
+        """Add a probe that the hooks write to, and report unsupported features in its ring.
 
         Args:
-            probe: just opened.
-            is_observing: False where what is unsupported is all that the probe was to record.
+            probe: a probe that was just opened.
+            is_observing: False if the unsupported features are all that the probe would record.
         """
         self.probes.append(probe)
         for what in self._said:
             probe.unsupported(what, is_everything=not is_observing)
 
     def unit(self, feature: str, owner: Any, hooks: Mapping[str, Around | Direct]) -> bool:
-        """Put the hooks of a feature in place, all of them or, where one has no place, none.
+        """Install the hooks of a feature: all of them, or none if a target is missing.
 
         Args:
-            feature: what is not observed without them.
-            owner: a class; None is one that this version does not have.
-            hooks: by the name of the method that they are put around.
+            feature: the feature that is not observed without them.
+            owner: the class to patch; None if this version of the engine does not have it.
+            hooks: hooks by the name of the method that they wrap.
 
         Returns:
-            Whether they are in place.
+            Whether they are installed.
         """
         if owner is None:
             self.unsupported(f"{feature}: its class is missing")
@@ -187,13 +187,14 @@ class Patches:
         the arguments and the result of the override.
 
         Args:
-            owner: a class or a module; None does nothing, for `find` has spoken.
-            attribute: of the owner, possibly inherited.
-            before: gets the call's arguments; what it returns goes to `after`.
-            after: gets that, the result, and the arguments; not called if the original raised.
+            owner: a class or a module; None does nothing, for `find` has reported it.
+            attribute: name of an attribute of the owner, possibly inherited.
+            before: hook that gets the call's arguments; `after` gets what it returns.
+            after: hook that gets that value, the result, and the arguments; not called if the
+                original raised.
 
         Returns:
-            Whether the hooks are in place.
+            Whether the hooks are installed.
         """
 
         def make(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,15 +212,15 @@ class Patches:
         return self.direct(owner, attribute, make)
 
     def direct(self, owner: Any, attribute: str, make: Make) -> bool:
-        """Put one wrapper that is written out in full around a function or method; see `Direct`.
+        """Install one complete wrapper around a function or method; see `Direct`.
 
         Args:
             owner: a class or a module; None does nothing, as in `around`.
-            attribute: of the owner, possibly inherited.
-            make: returns the wrapper.
+            attribute: name of an attribute of the owner, possibly inherited.
+            make: function that returns the wrapper.
 
         Returns:
-            Whether it is in place.
+            Whether it is installed.
         """
         bases = getattr(owner, "__mro__", ())[1:]
         is_override = any(hasattr(vars(base).get(attribute), _MARK) for base in bases)
@@ -231,14 +232,14 @@ class Patches:
         return self.replace(owner, attribute, made)
 
     def is_within(self, attribute: str, instance: Any) -> bool:
-        """Return whether this thread is inside an override, so that its base's hooks stay away."""
+        """Return whether this thread is inside an override, whose base's hooks must not run."""
         return (attribute, id(instance), get_ident()) in self.within
 
     def replace(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> bool:
-        """Put `make(original)` in the place of an attribute, unless that was done before.
+        """Replace an attribute by `make(original)`, unless it is replaced already.
 
-        For what `around` cannot do, async functions above all; `make`'s result must call the
-        original exactly once and guard its own hooks with `run`.
+        This serves where `around` cannot, mainly for async functions. The result of `make` must
+        call the original exactly once and guard its own hooks with `run`.
         """
         if owner is None:
             return False
@@ -260,10 +261,10 @@ class Patches:
         return True
 
     def run(self, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a hook; a fault in it switches the adapter off, and None is returned.
+        """Call a hook and return its result; a fault in it disables the adapter and returns None.
 
         Raises:
-            Exception: a signal handler of the host raised it while the hook ran.
+            Exception: a signal handler of the host raised one while the hook ran.
         """
         if self.is_off:
             return None
@@ -274,16 +275,16 @@ class Patches:
             return None
 
     def caught(self, hook: Callable[..., Any], error: Exception) -> None:
-        """Switch off for an exception within a hook.
+        """Disable the hooks after an exception within one.
 
         Raises:
-            Exception: the same one, where it is of a signal handler of the host.
+            Exception: the same one, if a signal handler of the host raised it.
         """
         pass_on(error)
         self.fail(hook, error)
 
     def fail(self, hook: Callable[..., Any], error: Exception) -> None:
-        """Switch off for good, say so once, and never let anything out."""
+        """Disable the hooks permanently and report it once; no exception leaves this method."""
         if self.is_off:
             return
         self.is_off = True
@@ -302,10 +303,10 @@ class Patches:
         self._forget()
 
     def restore(self) -> None:
-        """Give every attribute back.
+        """Restore every attribute.
 
-        One that somebody else has wrapped since then stays, for what was wrapped around it would go
-        with it; it only passes calls on.
+        A replacement that other code has wrapped since then stays, or that wrapper would be lost;
+        it only passes calls on.
         """
         self.is_off = True
         self._forget()
@@ -317,7 +318,7 @@ class Patches:
                 forget()
 
     def _outermost(self, attribute: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an override during whose calls no hooks around its base's method are called."""
+        """Return an override that suppresses the hooks of its base's method during its calls."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             key = (attribute, id(args[0]), get_ident())
@@ -341,7 +342,7 @@ class Patches:
 
 
 def _is_pickled_by_value(owner: Any) -> bool:
-    """Return whether cloudpickle stores a class itself, for no import would find it."""
+    """Return whether cloudpickle stores a class by value because it cannot be imported."""
     return isinstance(owner, type) and (
         owner.__module__ == "__main__" or "<locals>" in owner.__qualname__
     )

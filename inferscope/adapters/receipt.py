@@ -18,7 +18,7 @@ _PROTOCOLS = ("uvicorn.protocols.http.httptools_impl", "uvicorn.protocols.http.h
 
 
 def stamp_receipts(patches: Patches) -> None:
-    """Have uvicorn's protocols, those that are imported by now, note when a request comes."""
+    """Hook the uvicorn protocols imported by now, to note the time of each receipt."""
     for name in _PROTOCOLS:
         cycle_class = getattr(sys.modules.get(name), "RequestResponseCycle", None)
         patches.around(cycle_class, "__init__", after=_stamp)

@@ -1,4 +1,4 @@
-"""What hooks in a generating process record with: a probe, and the number of the next step.
+"""Recorders for hooks in a generating process: a probe, and the number of the next step.
 
 A ring has one writing thread, and a timer one step at a time. So each thread that generates while
 others do takes a recorder of its own. A recorder belongs to one model: its timer is that of the
@@ -32,12 +32,12 @@ from inferscope.probe.forked_lock import forked_lock
 from inferscope.probe.identity import engine_id
 
 MAX_RECORDERS = 8
-"""Rings open at once, of all models and threads: each has 64 MB unless told otherwise."""
+"""Maximum number of open rings, for all models and threads: each has 64 MB by default."""
 _MAX_ENGINES = 64
 """Engines whose IDs are remembered while none of their models is there."""
 
 Describe = Callable[[], tuple[EngineInfo, StepTimer]]
-"""Return what is observed, and how it is timed."""
+"""Function that returns the description of an engine, and a timer for its steps."""
 
 
 class Engine:
@@ -89,7 +89,7 @@ _engines = Engines()
 
 
 class Recorder:
-    """Records one thread's steps of one model into a ring of its own.
+    """Recorder of one thread's steps of one model, with a ring of its own.
 
     Attributes:
         thread: identity of the thread that uses it until `give_back_own`, or 0.
@@ -114,7 +114,7 @@ class Recorder:
         return step
 
     def is_cold(self, mode: str, num_tokens: int) -> bool:
-        """Tell whether no step of about this size has run before in this mode."""
+        """Record a step's size and mode; return whether no such step has run before."""
         bucket = (mode, num_tokens.bit_length())
         if bucket in self._seen:
             return False

@@ -1,4 +1,4 @@
-"""What is remembered of SGLang's requests and batches from one hook to a later one."""
+"""State of SGLang's requests and batches that one hook keeps for a later one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from inferscope.adapters.sglang_phases import Part, Rows
 from inferscope.records import RequestIndex
 
 MARK = "_inferscope"
-"""Attribute of SGLang's `Req` that holds our `Followed`: it lives and dies with the request."""
+"""Attribute of SGLang's `Req` that holds our `Followed`, so that it is freed with the request."""
 
 
 class Followed:
-    """What is remembered of a request while SGLang holds it.
+    """State of a request while SGLang holds it.
 
     It ends with SGLang's own object. What had not ended by then, ended where no hook is.
     """
@@ -41,9 +41,9 @@ class Followed:
         self._left = left
         self.index = RequestIndex(index)
         self.number = index if number is None else number
-        """The number on all ranks."""
+        """Number of the request, equal on all ranks."""
         self.seen = 0
-        """Positions that had ever been computed."""
+        """Number of positions computed so far."""
         self.num_emitted = 0
         self.has_run = False
         self.is_held = False
@@ -56,7 +56,7 @@ class Followed:
 
 
 class Team:
-    """Requests that decode together: what stays the same from one of their batches to the next."""
+    """Requests of consecutive equal decode batches, with the columns that do not change."""
 
     __slots__ = ("contexts", "followed", "requests", "rows")
 
@@ -67,7 +67,7 @@ class Team:
         self.contexts = rows.contexts
 
     def settle(self) -> None:
-        """Note at last how far its requests were computed; step by step that would cost more."""
+        """Update the requests' computed positions once, which costs less than at each step."""
         for followed, context in zip(self.followed, self.contexts, strict=True):
             followed.seen = max(followed.seen, context + 1)
 

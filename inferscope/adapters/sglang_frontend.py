@@ -1,8 +1,8 @@
-"""SGLang's front end, as the probe is told of it: which HTTP request is which of the engine's.
+"""Hooks of SGLang's front end, which join HTTP requests to the engine's.
 
-The tokenizer manager gives a request its id (`rid`: the client's own, if the body names one) and
-sends it to the scheduler once it is tokenised; the detokenised outputs come back to it in batches.
-The edge, around the HTTP server, does the rest.
+The tokenizer manager assigns a request's id (`rid`: the client's own, if the body names one) and
+sends the request to the scheduler once it is tokenised; it receives the detokenised outputs in
+batches. The edge, around the HTTP server, records the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
 
 _MARK = "_inferscope_tokens"
-"""Attribute of SGLang's `ReqState`: how many of its tokens were produced."""
+"""Attribute of SGLang's `ReqState`: number of its tokens that were produced."""
 _WORDS = {
     "max_tokens": "max_new_tokens",
     "temperature": "temperature",
@@ -25,11 +25,11 @@ _WORDS = {
     "seed": "sampling_seed",
     "n": "n",
 }
-"""By attribute, SGLang's word."""
+"""SGLang's names of sampling parameters, by attribute."""
 
 
 class FrontEndWatch:
-    """Joins SGLang's requests to the edge's exchanges."""
+    """Join of SGLang's requests to the edge's exchanges."""
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge

@@ -1,4 +1,4 @@
-"""Where SGLang is hooked, and what happens at each place; see `sglang_scheduler` for the order."""
+"""Hooks of SGLang and their targets; `sglang_scheduler` describes their order."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _ENDS = "how requests end outside of a batch"
 
 Hook: TypeAlias = Callable[..., Any]
-"""Called with the original and its arguments, as SGLang's AROUND hooks are."""
+"""Function called with the original and its arguments, like SGLang's AROUND hooks."""
 
 patches = Patches("sglang")
 
 
 def place_hooks() -> None:
-    """Place what belongs into this process.
+    """Register the hooks for this process's role.
 
-    In a child only what it has loaded itself: SGLang's registry imports the modules that are
-    hooked, and the detokenizer has no use for the scheduler's. A server may be a child too (of a
-    trainer, of a router); there the scheduler is loaded as well, and its hooks are never called.
+    In a child only modules that it has loaded itself are hooked: SGLang's registry imports the
+    hooked modules, and the detokenizer does not need the scheduler's. A server may be a child too
+    (of a trainer, of a router); it also loads the scheduler, whose hooks are never called there.
     """
     is_child = multiprocessing.parent_process() is not None
     if not is_child or _LAUNCHER in sys.modules:
@@ -59,13 +59,13 @@ def place_hooks() -> None:
 
 
 def _place(name: str, hooks: SchedulerHooks | FrontEndHooks, opener: str) -> None:
-    """Place the hooks of a process: those of its unit all or none, the others feature by feature.
+    """Register a process's hooks: those of its unit all or none, the others by feature.
 
     Args:
-        name: what the unit observes.
-        hooks: of the process.
-        opener: the hook of the unit that opens the ring. Where the unit is not whole it is placed
-            alone, for the ring to report that.
+        name: name of what the unit observes.
+        hooks: hooks of the process.
+        opener: target of the hook that opens the ring. If the unit is incomplete, only this hook
+            is registered, and the ring reports the missing ones.
     """
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -99,7 +99,7 @@ def _exists(target: str) -> bool:
 
 
 class PauseHooks:
-    """The hooks of whoever is paused: the scheduler; or the front end alone, by mode "abort"."""
+    """Pause hooks of the scheduler, or of the front end alone in mode "abort"."""
 
     def __init__(self, probe: Callable[[], Probe | None]) -> None:
         self._probe = probe
@@ -111,7 +111,7 @@ class PauseHooks:
             f"{owner}.continue_generation": self._continue,
         }
 
-    # The front end's are coroutine functions: it lets nobody in, or all, once they are awaited.
+    # The front end's are coroutine functions: it closes or opens its door once they are awaited.
 
     def _pause(self, original: Hook, *args: Any, **kwargs: Any) -> Any:
         probe = self._probe()
@@ -128,7 +128,7 @@ class PauseHooks:
 
 
 class SchedulerHooks:
-    """The hooks of a scheduler's process. They pass on until its loop begins."""
+    """Hooks of a scheduler's process. They only pass calls on until its loop begins."""
 
     def __init__(self) -> None:
         self.is_whole = True
@@ -335,7 +335,7 @@ class SchedulerHooks:
 
 
 class FrontEndHooks:
-    """The hooks of the process that serves HTTP. They pass on until it has a tokenizer manager."""
+    """Hooks of the process that serves HTTP. They are inactive until it has a tokenizer manager."""
 
     def __init__(self) -> None:
         self.is_whole = True

@@ -1,4 +1,4 @@
-"""What SGLang says of itself: engine, model, ranks, limits, and the device that does the work."""
+"""Description of an SGLang engine: model, ranks, limits, and device."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from inferscope.records import EngineInfo
 
 
 class Place(NamedTuple):
-    """Where a scheduler stands among those of its engine."""
+    """Ranks of a scheduler within its engine."""
 
     ranks: tuple[int, int, int, int]
     """Tensor, pipeline, data and expert rank."""
     sizes: tuple[int, int, int, int]
     is_core: bool
-    """It is the first of its replica, to which requests come."""
+    """Whether it is the first of its replica, which receives the requests."""
 
     @property
     def world_rank(self) -> int:
-        """A number that no other scheduler of the engine has."""
+        """Return a number that no other scheduler of the engine has."""
         tensor, pipeline, data, _ = self.ranks
         return (data * self.sizes[1] + pipeline) * self.sizes[0] + tensor
 
 
 def place(scheduler: Any) -> Place:
-    """Return where a scheduler stands; SGLang must have set up its groups."""
+    """Return the ranks of a scheduler; SGLang must have set up its groups."""
     state = getattr(scheduler, "ps", None)
     if state is not None:
         return place_in(_context_of(state))
@@ -41,7 +41,7 @@ def place(scheduler: Any) -> Place:
 
 
 def place_in(parallel: Any) -> Place:
-    """Return where SGLang's parallel context, or an object with its attributes, stands."""
+    """Return the ranks in SGLang's parallel context, or an object with its attributes."""
     # Replicas of the attention only have a scheduler each, as whole ones have, and batches of
     # their own; they divide the tensor ranks among them.
     num_shared = parallel.attn_dp_size
@@ -111,7 +111,7 @@ def engine_info(scheduler: Any, where: Place) -> EngineInfo:
 
 
 def step_timer(scheduler: Any) -> StepTimer | None:
-    """Return what times steps on the scheduler's device, None where nothing of ours does."""
+    """Return a timer for steps on the scheduler's device; None if no timer supports it."""
     if scheduler.device == "cpu":
         return HostTimer()
     if scheduler.device == "cuda":

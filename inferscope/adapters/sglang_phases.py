@@ -81,7 +81,7 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
 
 def has_forward(mode: str) -> bool:
-    """Tell whether a batch of this forward mode runs the model; a prebuilt one came with its KV."""
+    """Return whether a batch of this forward mode runs the model; a prebuilt one has its KV."""
     return mode != "PREBUILT"
 
 
@@ -161,14 +161,14 @@ def finish_of_json(reason: Mapping[str, Any] | None, *, has_run: bool) -> str:
 def binding(
     *, waiting: int, running: int, max_running: int, is_full: bool, has_chunk: bool
 ) -> Binding:
-    """Return what kept the scheduler from admitting one more of those that wait.
+    """Return the limit that kept the scheduler from admitting one more waiting request.
 
     Args:
-        waiting: requests in the queue, after scheduling.
-        running: requests that hold a slot.
-        max_running: slots.
-        is_full: the scheduler's own word that no more can be admitted.
-        has_chunk: a prompt was cut: the step's budget of tokens is spent.
+        waiting: number of requests in the queue, after scheduling.
+        running: number of requests that hold a slot.
+        max_running: number of slots.
+        is_full: whether the scheduler reports that no more can be admitted.
+        has_chunk: whether a prompt was cut: the step's token budget is spent.
     """
     if not waiting:
         return "none"

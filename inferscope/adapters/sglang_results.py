@@ -1,4 +1,4 @@
-"""What comes of SGLang's batches: verified drafts, tokens that leave, requests that end."""
+"""Recorder of the results of SGLang's batches: verified drafts, emitted tokens, ended requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATE = 8
 
 
 class Results:
-    """Follows one result after the other. Its methods may raise.
+    """Recorder of consecutive results. Its methods may raise.
 
     Attributes:
         held: an emission that the record of the next launch may state, None where there is none.
@@ -140,7 +140,7 @@ class Results:
     def _record_emitted(
         self, requests: Sequence[Any], counts: list[int] | None, step: int, at_ns: int
     ) -> None:
-        """Record the tokens that have left, and who has ended."""
+        """Record the tokens that have left, and the requests that have ended."""
         indices, new, ended = [], [], []
         if counts is None:
             counts = self._counts(requests)

@@ -1,8 +1,8 @@
-"""SGLang's scheduler process, as the probe is told of it: requests, batches, outputs.
+"""Recorder of SGLang's scheduler process: requests, batches, outputs.
 
 Scheduler and model worker share a process. The scheduler of the first tensor, context and pipeline
-rank tells everything of its requests (a ring of role `core`); the others run the same loop on the
-same batches and tell only when they worked (role `worker`).
+rank records everything of its requests (in a ring of role `core`); the others run the same loop on
+the same batches and record only their spans (role `worker`).
 
     _add_request_to_queue   queued, or preempted: a retracted request comes back this way
     run_batch, before       references to what the batch holds now, for it is replaced later
@@ -51,12 +51,12 @@ from inferscope.records import VERIFY, RequestIndex
 
 
 class SchedulerWatch:
-    """Tells a probe what one scheduler does. Its methods may raise: who calls them answers.
+    """Recorder of one scheduler. Its methods may raise: callers guard them.
 
     Attributes:
-        probe: of this process.
-        deferred: what is noted and not recorded yet.
-        now_ns: returns the time, for `scheduled` and `streamed`.
+        probe: probe of this process.
+        deferred: facts that are noted and not recorded yet.
+        now_ns: function that returns the time, for `scheduled` and `streamed`.
     """
 
     def __init__(

@@ -34,9 +34,10 @@ _DENSE = frozenset(
 )
 _EXPERTS = frozenset(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"))
 _GATED = frozenset(("qwen2_moe",))
-"""Whose shared experts are weighed by an output of the router's own."""
+"""Architectures whose shared experts have a gate of their own in the router."""
 _ALTERNATING = frozenset(("gemma2", "gemma3_text"))
-"""Which layers have the window is in `layer_types` or, in older versions, nowhere."""
+"""Architectures that alternate layers with and without a window. `layer_types` names the layers;
+older versions lack it."""
 _BITS_BY_DTYPE = {
     "float32": 32,
     "float16": 16,

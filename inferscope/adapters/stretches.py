@@ -1,9 +1,9 @@
-"""The rows of a step's slices, for engines that say where a request stands and how far it goes.
+"""Builder of a step's slices from the token ranges that each request computes.
 
     tokens     0 ....... seen ....... num_prompt ....... num_known ....... end
                recomputed  (prefill)  prefill      decode           verify
 
-`seen` is how far the request has ever been computed: what it computes again is repeated work.
+`seen` is the number of tokens computed before: computing them again is recomputation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferscope.records import DECODE, DRAFT, LAST_CHUNK, PREFILL, RECOMPUTED, V
 
 
 class Stretches:
-    """A step's columns while they are being made; see `Probe.slices`."""
+    """Columns of a step's slices while they are built; see `Probe.slices`."""
 
     def __init__(self) -> None:
         self.requests: list[int] = []
@@ -39,19 +39,20 @@ class Stretches:
         num_known: int | None = None,
         is_sampled: bool = True,
     ) -> None:
-        """Add what one request computes: the tokens from `start` up to `end`.
+        """Add one request's slices: the tokens from `start` up to `end`.
 
         Args:
-            index: of the request.
-            start: tokens in the cache before.
-            end: tokens in the cache after.
-            num_prompt: tokens of the prompt.
-            seen: tokens that were ever computed before.
-            num_known: beyond these, tokens are proposals to be verified; None where all are known.
-            is_sampled: the last known token's logits choose a token.
+            index: index of the request.
+            start: number of cached tokens before the step.
+            end: number of cached tokens after it.
+            num_prompt: number of tokens of the prompt.
+            seen: number of tokens computed before.
+            num_known: number of known tokens; those beyond are drafts to be verified. None if all
+                are known.
+            is_sampled: whether the last known token's logits choose a token.
         """
         known = end if num_known is None else min(end, num_known)
-        # Prefill ends where both the prompt and what was lost are restored.
+        # Prefill ends where both the prompt and the lost tokens are computed.
         prefill_end = max(seen, num_prompt)
         for phase, flag, limit in (
             (PREFILL, RECOMPUTED, seen),
@@ -69,7 +70,7 @@ class Stretches:
             self.proposed[-1] = end - known
 
     def add_decodes(self, indices: Sequence[int], contexts: Sequence[int]) -> None:
-        """Add one generated token of each request: `add`, for those past their prompts."""
+        """Add one generated token of each request: a shorter `add` for requests that decode."""
         num = len(indices)
         self.requests += indices
         self.phases += [DECODE] * num
@@ -82,16 +83,16 @@ class Stretches:
         self.num_tokens += num
 
     def add_draft(self, index: int, start: int, end: int) -> None:
-        """Add what a draft model computes for a request."""
+        """Add the tokens that a draft model computes for a request."""
         self._row(index, DRAFT, end - start, start, 0, 1)
 
     def accept(self, num_accepted: int) -> None:
-        """Say how many of the proposals of the only request were accepted."""
+        """Set the number of accepted drafts of the only request."""
         if self.phases and self.phases[-1] == VERIFY:
             self.accepted[-1] = num_accepted
 
     def tell(self, probe: Probe, step: int) -> None:
-        """Hand the rows to the probe."""
+        """Record the slices with a probe."""
         has_proposals = VERIFY in self.phases
         probe.slices(
             step,

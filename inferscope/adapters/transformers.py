@@ -48,8 +48,8 @@ class Session:
     """All that is observed in this process, from the first observation to the last.
 
     Attributes:
-        watches_all: every model is, not only those of `models`.
-        recorders: for each model, one per thread that generates.
+        watches_all: whether every model is observed, not only the added ones.
+        recorders: recorders of each model, one per thread that generates.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Session:
         self.recorders = Recorders(self.patches)
         self.watches_all = False
         self._expected: dict[int, tuple[weakref.ref[Any], str, int]] = {}
-        """Names of requests and when they came, by the identity of what `generate` gets."""
+        """Names and arrival times of requests, by the identity of the inputs of `generate`."""
         self._models: dict[int, tuple[weakref.ref[Any], int]] = {}
-        """By identity, with the number of observations."""
+        """Observed models with their number of observations, by identity."""
         self._on = _OnThread()
         self.batching = BatchingHooks(self.patches, self.recorders, self.watches)
 
@@ -67,7 +67,7 @@ class Session:
         """Return no state: hooks pickled with their class only pass calls on (see `Patches`)."""
         return {}
 
-    # --- who is observed ----------------------------------------------------------------------
+    # --- observed models ----------------------------------------------------------------------
 
     def add(self, model: Any) -> None:
         """Observe a model."""
@@ -76,7 +76,7 @@ class Session:
         self._models[key] = (weakref.ref(model, lambda _: self._models.pop(key, None)), num + 1)
 
     def remove(self, model: Any) -> None:
-        """Observe a model once less."""
+        """Release one observation of a model."""
         entry = self._models.pop(id(model), None)
         if entry is not None and entry[1] > 1:
             self._models[id(model)] = (entry[0], entry[1] - 1)
@@ -85,22 +85,22 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is observed any more."""
+        """Return whether no model is observed any more."""
         return not self.watches_all and not self._models
 
     def watches(self, model: Any) -> bool:
-        """Tell whether a model is observed."""
+        """Return whether a model is observed."""
         entry = self._models.get(id(model))
         return self.watches_all or (entry is not None and entry[0]() is model)
 
     def expect(self, ids: Any, name: str, arrived_ns: int) -> None:
-        """Name the request that `generate` will be given these ids for."""
+        """Set the name of the request for which `generate` will get these ids."""
         key, expected = id(ids), self._expected
-        # Identities are used again: a name ends with its ids, whether `generate` ran or not.
+        # Identities are reused: a name expires with its ids, whether `generate` ran or not.
         expected[key] = (weakref.ref(ids, lambda _: expected.pop(key, None)), name, arrived_ns)
 
     def open_first(self, model: Any) -> None:
-        """Open a model's ring, to attach to before the first step."""
+        """Open a model's ring before the first step, so that readers can attach to it."""
         described = functools.partial(describe, model)
         self.recorders.open_first(model, described, place=str(model.device))
 

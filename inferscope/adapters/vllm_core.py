@@ -1,7 +1,7 @@
-"""vLLM's core: the scheduler, hooked where it decides and where outputs leave.
+"""Hooks of vLLM's scheduler, where it plans steps and where outputs leave.
 
-The methods are those of its interface, which custom schedulers keep. On the path of a step they
-keep references (`vllm_kept.py`), which become records (`vllm_steps.py`) once it is dispatched:
+The hooked methods belong to its interface, which custom schedulers implement. On a step's path the
+hooks keep references (`vllm_kept.py`); these become records (`vllm_steps.py`) after the dispatch:
 
     step()         schedule ─ execute_model ─ get_grammar_bitmask ─ wait ─ update_from_output
     with a queue   schedule ─ execute_model ─ get_grammar_bitmask ─ sample ─ wait ─ update_…
@@ -33,14 +33,14 @@ _NEEDED = (
     *("vllm_config", "requests", "kv_cache_manager", "get_request_counts"),
     *("max_num_running_reqs", "max_num_scheduled_tokens", "running"),
 )
-"""Attributes of a scheduler that the hooks read in every step."""
+"""Attributes of a scheduler that the hooks read."""
 
 
 class CoreHooks:
-    """Observes the schedulers of a process; all of it runs in the core's own loop.
+    """Hooks around the schedulers of a process; they run in the core's own loop.
 
     Attributes:
-        kept: what the core of this process has still to write; None while there is none.
+        kept: facts that the observed core has yet to write; None without such a core.
     """
 
     def __init__(
@@ -49,21 +49,22 @@ class CoreHooks:
         """Observe nothing yet.
 
         Args:
-            patches: hold the hooks.
-            is_host_computing: returns whether the worker is in this process and computes on a CPU.
+            patches: patches that hold the hooks.
+            is_host_computing: function that returns whether the worker is in this process and
+                computes on a CPU.
         """
         self._patches = patches
         self._is_host_computing = is_host_computing
         self.kept: Kept | None = None
         self._is_deferring = False
         self._first_step = 0
-        """The next scheduler's: no two steps of a process have the same number."""
+        """First step number of the next scheduler; step numbers are unique in a process."""
         patches.forgetting.append(self.forget)
 
     def forget(self) -> None:
-        """Drop the engine's objects that are kept: no hook is called any more.
+        """Drop references to the engine's objects: no hook is called any more.
 
-        The wrappers of each step look for `kept` alone, and not whether the patches are off.
+        The wrappers of each step only test `kept`, and not whether the patches are off.
         """
         kept, self.kept = self.kept, None
         if kept is not None:
@@ -71,7 +72,7 @@ class CoreHooks:
             kept.left.clear()
 
     def install(self, scheduler_class: Any) -> None:
-        """Hook `Scheduler`: what begins and ends requests and steps whole, or not at all."""
+        """Hook the methods of `Scheduler` that begin and end requests and steps: all or none."""
         if self._hook(scheduler_class, {"__init__": Around(after=self.made)}):
             return
         self._patches.around(scheduler_class, "__init__", after=self.made_otherwise)
@@ -139,7 +140,7 @@ class CoreHooks:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 
     def adding(self, scheduler: Any, request: Any) -> None:
-        """Prepare for a request that enters the queue, or for a session's next input."""
+        """Write kept facts before a request, or a session's next input, enters the queue."""
         kept = self._of(scheduler)
         if kept is None:
             return
@@ -150,13 +151,13 @@ class CoreHooks:
             kept.settle()
 
     def added(self, _: None, result: None, scheduler: Any, request: Any) -> None:
-        """A request enters the queue."""
+        """Record a request that enters the queue."""
         kept = self._of(scheduler)
         if kept is not None:
             kept.core.added(request)
 
-    # The wrappers of what is called before a dispatch do all in one frame: beside a model's weights
-    # each function called costs a microsecond or two until its code is in the cache again.
+    # A wrapper called before a dispatch does everything in one frame: a model's weights evict our
+    # code from the caches, and each function called then costs a microsecond or two.
 
     def _schedule(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within = self._patches, self._patches.within
@@ -211,7 +212,7 @@ class CoreHooks:
         return get_grammar_bitmask
 
     def dispatched(self, scheduler: Any) -> None:
-        """The device computes: write what is kept."""
+        """Write the kept facts while the device computes."""
         kept = self._of(scheduler)
         if kept is not None:
             with kept.core.probe.hidden:
@@ -257,14 +258,14 @@ class CoreHooks:
         return update_from_output
 
     def unplanned(self, kept: Kept) -> None:
-        """Report that a scheduler plans its steps where no hook is."""
+        """Report that a scheduler plans its steps outside the hooked method."""
         self.kept = None
         what = f"{SCHEDULER}: its steps are not planned by its method schedule"
         self._patches.unsupported(what)
         kept.core.probe.unsupported(what, is_everything=True)
 
     def aborting(self, scheduler: Any, *args: Any, **kw: Any) -> None:
-        """Write what is kept: requests are about to be ended from outside."""
+        """Write the kept facts before requests are ended from outside."""
         kept = self._of(scheduler)
         if kept is not None:
             kept.flush()
@@ -272,13 +273,13 @@ class CoreHooks:
     def aborted(
         self, _: None, result: Any, scheduler: Any, request_ids: Any, finished_status: Any
     ) -> None:
-        """Requests are ended from outside."""
+        """Record requests that were ended from outside."""
         kept = self._of(scheduler)
         if kept is not None:
             kept.core.aborted(request_ids, finished_status, kept.ended)
 
     def turned(self, _: None, result: None, scheduler: Any, pause_state: Any) -> None:
-        """The core is paused or goes on: for new weights, to sleep, for good measure."""
+        """Record that the core is paused or resumes, e.g. for new weights or sleep mode."""
         kept = self._of(scheduler)
         if kept is None:
             return
@@ -290,7 +291,7 @@ class CoreHooks:
             probe.paused()
 
     def closed(self, _: None, result: None, scheduler: Any) -> None:
-        """The core shuts down."""
+        """Close the ring at the core's shutdown."""
         kept = self._of(scheduler)
         if kept is not None:
             self._leave(kept)

@@ -1,9 +1,9 @@
-"""vLLM's front end: HTTP requests joined to the ids of the engine.
+"""Hooks of vLLM's front end, which join HTTP requests to the engine's ids.
 
 `OutputProcessor.add_request` runs in the task that serves the HTTP request, after the prompt is
-tokenised and before the core hears of it: there an exchange gets the internal id,
-`<external>-<8 hex>`, or one for each of n answers, `<i>_<external>-<8 hex>`. What was asked of it
-are its `SamplingParams`, as vLLM's own traces have them.
+tokenised and before the core receives it. There an exchange gets the internal id,
+`<external>-<8 hex>`, or one for each of n answers, `<i>_<external>-<8 hex>`. Its sampling
+attributes come from `SamplingParams`, as in vLLM's own traces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferscope.adapters.vllm_info import engine_info
 from inferscope.probe import Probe
 
 _IS_STREAM = {"DELTA": True, "FINAL_ONLY": False}
-"""By `RequestOutputKind`; the third, cumulative, is for callers in Python."""
+"""Whether a response streams, by `RequestOutputKind`; the third, cumulative, is for Python."""
 
 
 class FrontEndHooks:

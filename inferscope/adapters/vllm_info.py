@@ -1,4 +1,4 @@
-"""What vLLM's configuration says of a server, as an `EngineInfo`.
+"""Description of a vLLM server from its configuration, as an `EngineInfo`.
 
 Each field is read by itself: one that this version calls otherwise is left empty.
 """

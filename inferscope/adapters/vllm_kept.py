@@ -1,4 +1,4 @@
-"""Facts that are kept until the device computes, and are written then.
+"""Facts that are kept until the device computes, and then written.
 
     schedule ──────────► planned   the step's number, two times, a reference to vLLM's output
     (dispatch) ────────► flush     what left the core since the last one, then the plan
@@ -30,28 +30,28 @@ from typing import Any
 from inferscope.adapters.vllm_steps import Core
 
 OVERDUE_NS = 50_000_000
-"""Facts kept for longer are written by the probe's own thread: the engine's may hang."""
+"""Age in nanoseconds at which the probe's own thread writes facts: the engine's may hang."""
 Planned = tuple[Any, int, int, int]
-"""A `SchedulerOutput`, its step's number (-1 without tokens), when scheduling began and ended."""
+"""A `SchedulerOutput`, its step (-1 without tokens), start and end of scheduling in ns."""
 Left = tuple[Any, Any, int, list[tuple[str, str]] | None, dict[int, int]]
-"""A `SchedulerOutput`, its outputs, when they left, requests that ended meanwhile, and the draft
-tokens that were accepted, by position."""
+"""A `SchedulerOutput`, its outputs, the time when they left in ns, requests that ended meanwhile,
+and numbers of accepted draft tokens by position."""
 
 
 class Kept:
-    """What one core has still to write.
+    """Facts that one core has yet to write.
 
     The wrappers of `vllm_core` set these attributes themselves.
 
     Attributes:
-        core: writes it.
-        scheduler: a weak reference to vLLM's.
-        next_step: the number of the next step with tokens.
-        is_early: nothing is kept: on this host nothing computes beside the engine's thread.
-        planned: a plan that was not seen to be dispatched yet.
+        core: recorder that writes the facts.
+        scheduler: weak reference to vLLM's scheduler.
+        next_step: number of the next step with tokens.
+        is_early: whether facts are written at once, because no device computes beside the host.
+        planned: plan whose dispatch was not seen yet.
         left: outputs that have left the core, all of them older than `planned`.
         ended: requests that ended while a step's outputs are being handled, else None.
-        accepted: in that step, draft tokens by position.
+        accepted: number of accepted draft tokens in that step, by position.
     """
 
     __slots__ = (  # as in `Marks`
@@ -79,7 +79,7 @@ class Kept:
         self._probe = core.probe
 
     def judge(self, scheduler_output: Any, model_output: Any) -> None:
-        """Read how many draft tokens were accepted, before a stop trims them."""
+        """Read the numbers of accepted draft tokens before a stop trims them."""
         place_by_id = model_output.req_id_to_index
         sampled = model_output.sampled_token_ids
         # 0 of diffusion
@@ -90,12 +90,12 @@ class Kept:
                 self.accepted[place] = max(0, len(sampled[at]) - num_sampled)
 
     def settle(self) -> None:
-        """Write a plan that is kept, before the scheduler's state changes."""
+        """Write a kept plan before the scheduler's state changes."""
         if self.planned is not None:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept, in its order."""
+        """Write the kept facts in their order."""
         core, left = self.core, self.left
         self._probe.defer(self.since_ns)
         with core.lock:
@@ -111,7 +111,7 @@ class Kept:
         self._probe.defer(self.since_ns)
 
     def _tell(self, planned: Planned, left: Left | None) -> None:
-        """Write a plan and what left the core before it, as one record if that is enough."""
+        """Write a plan and the outputs before it, as one record if that is enough."""
         core = self.core
         ended, self.ended = self.ended, None
         if not ended and planned[1] >= 0 and core.tell_same(planned, left):
@@ -124,14 +124,14 @@ class Kept:
 
     @property
     def since_ns(self) -> int:
-        """Time of the oldest fact that is kept, 0 for none."""
+        """Return the time of the oldest kept fact in nanoseconds, 0 for none."""
         left, planned = self.left, self.planned
         with suppress(IndexError):  # the other thread writes it
             return left[0][2]
         return 0 if planned is None else planned[2]
 
     def flush_overdue(self, now_ns: int) -> None:
-        """Write what has been kept for too long; on the probe's own thread."""
+        """Write facts that are older than `OVERDUE_NS`; on the probe's own thread."""
         if not self.core.lock.acquire(blocking=False):
             return  # the engine's thread writes it
         try:

@@ -1,4 +1,4 @@
-"""How vLLM executes a step of a given size: by a captured graph, by pieces of one, or eagerly.
+"""Launch mode of a vLLM step by its size: a captured graph, pieces of one, or eager.
 
 Which it was is decided deep inside the model runner; the rule is repeated here from configuration:
 a batch whose requests all have the decode's number of tokens may have a graph of its own, and a

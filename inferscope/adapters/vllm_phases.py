@@ -22,7 +22,7 @@ from inferscope.records import DECODE, LAST_CHUNK, PREFILL, RECOMPUTED, VERIFY, 
 
 
 class Progress:
-    """How far one request has come.
+    """Progress of one request.
 
     Attributes:
         index: the probe's.

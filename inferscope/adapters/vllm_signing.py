@@ -1,4 +1,4 @@
-"""What a worker says of a step besides its times: digest, tokens by phase, how it was launched.
+"""Signature of a worker's step: digest, tokens by phase, and launch mode.
 
 All of it is read from the scheduler's output once the step behind is launched. A reader on a host
 where the core is not knows the phases by nothing else, so the worker splits steps as the core does
@@ -23,7 +23,7 @@ _UNINDEXED = RequestIndex(0)
 
 
 class Signer:
-    """Signs the steps of one worker, in their order."""
+    """Signer of one worker's steps, in their order."""
 
     def __init__(self, probe: Probe, modes: Modes) -> None:
         """Start without requests."""

@@ -1,4 +1,4 @@
-"""One scheduler's steps and requests, as reported to one probe.
+"""Recorder of one scheduler's steps and requests.
 
     tell_planned   preempted, admitted, resumed, plan; slices if they are known
     tell_left      slices if they were not known, emitted, finished
@@ -43,7 +43,7 @@ _FINISH_BY_STATUS = {
 
 
 class Flight(NamedTuple):
-    """A step whose outputs are not known."""
+    """A step whose outputs are not known yet."""
 
     digest: int
     part_by_place: dict[int, Part]
@@ -52,17 +52,17 @@ class Flight(NamedTuple):
     contexts: list[int]
     """Contexts of the team's requests."""
     is_told: bool
-    """Its slices are written."""
+    """Whether its slices are written."""
 
 
 class Core:
-    """One scheduler, as reported to one probe.
+    """Recorder of one scheduler for one probe.
 
     Attributes:
-        probe: of this process.
-        reference: weak, to vLLM's scheduler.
-        adding: the id of the request that is being added: a session's last input ends it.
-        lock: held where facts become records, by the engine's thread or the probe's.
+        probe: probe of this process.
+        reference: weak reference to vLLM's scheduler.
+        adding: id of the request that is being added: a session's last input ends it.
+        lock: lock held while facts become records, by the engine's thread or the probe's.
     """
 
     def __init__(self, scheduler: Any, probe: Probe) -> None:
@@ -79,7 +79,7 @@ class Core:
 
     @property
     def scheduler(self) -> Any:
-        """Return vLLM's scheduler, which must not live on by its hooks; None where it is gone."""
+        """Return vLLM's scheduler, which its hooks must not keep alive; None once it is freed."""
         return self.reference()
 
     def knows(self, request_id: str) -> bool:
@@ -87,7 +87,7 @@ class Core:
         return request_id in self._requests
 
     def added(self, request: Any) -> None:
-        """Note a request; one that goes on with new input is known already."""
+        """Record a request's arrival, unless it is a known session's next input."""
         self.adding = None
         with self.lock:
             self._enter(request)
@@ -104,21 +104,21 @@ class Core:
         self._requests.put(request_id, Progress(index, num_prompt))
 
     def progress_of(self, request_id: str) -> Progress | None:
-        """Return how far a request has come; None where it is not known, or through."""
+        """Return a request's progress; None if it is unknown or has ended."""
         return self._requests.get(request_id)
 
     def aborted(
         self, request_ids: Any, status: Any, ended: list[tuple[str, str]] | None = None
     ) -> None:
-        """Report requests that were ended from outside, by what the scheduler still holds.
+        """Record requests that were ended from outside, as far as the scheduler dropped them.
 
-        What `finish_requests` returns is another thing in every other version, and None in some.
+        The return value of `finish_requests` differs between versions, and is None in some.
 
         Args:
-            request_ids: one, several, or None for all; an iterator is used up by now.
-            status: as `finish_requests` was given it. All requests at once are the server's doing.
-            ended: takes them, to be reported with the outputs that are being handled; None where
-                none are.
+            request_ids: one id, several, or None for all; an iterator is exhausted by now.
+            status: status passed to `finish_requests`. With no ids it is an abort by the server.
+            ended: list that receives them, to be recorded with the outputs being handled; None if
+                no outputs are.
         """
         reason = _FINISH_BY_STATUS.get(status.name, "error")
         if self.adding == request_ids and request_ids is not None:
@@ -139,10 +139,10 @@ class Core:
                     ended.append((request_id, reason))
 
     def tell_planned(self, output: Any, step: int, start_ns: int, end_ns: int) -> None:
-        """Write a plan, the requests that came and went with it, and slices that are known."""
+        """Write a plan, the requests that it admits or preempts, and slices that are known."""
         probe, requests = self.probe, self._requests
         for request_id in getattr(output, "finished_req_ids", None) or ():
-            # All that ends by a way that is hooked has left the table before the next step.
+            # Requests that end in a hooked method have left the table before the next step.
             if request_id in requests and self._is_over(request_id):
                 self._end(request_id, "error", end_ns)
         preempted = []
@@ -168,14 +168,14 @@ class Core:
     def tell_same(
         self, planned: tuple[Any, int, int, int], left: tuple[Any, Any, int, Any, Any] | None
     ) -> bool:
-        """Write a step of the same requests as the last one, and what that emitted, as one record.
+        """Write a step with the last one's requests, and that one's outputs, as one record.
 
         Args:
-            planned: the arguments of `tell_planned`.
-            left: those of `tell_left` for what left the core before; None for nothing.
+            planned: arguments of `tell_planned`.
+            left: arguments of `tell_left` for the outputs that left before; None if there are none.
 
         Returns:
-            Whether it is written; if not, all has to be told in full.
+            Whether it is written; if not, both have to be written in full.
         """
         output, step, start_ns, end_ns = planned
         team = self._team
@@ -219,7 +219,7 @@ class Core:
         ended: list[tuple[str, str]] | None,
         accepted: dict[int, int],
     ) -> None:
-        """Write what a step computed, then what left the core, then the requests that ended."""
+        """Write a step's slices, then the emitted tokens, then the requests that ended."""
         step = vllm_tag.step_of(scheduler_output)
         step = -1 if step is None else step
         flight = self._flying.pop(step, None)
@@ -238,7 +238,7 @@ class Core:
         self.end(ended, at_ns)
 
     def end(self, ended: list[tuple[str, str]], at_ns: int | None = None) -> None:
-        """Report the end of requests, each with its reason."""
+        """Record the end of requests, each with its reason."""
         for request_id, reason in ended:
             self._end(request_id, reason, at_ns)
 
@@ -267,7 +267,7 @@ class Core:
         }
 
     def _flight(self, output: Any, at_ns: int) -> Flight:
-        """Split a step over its requests; report those that come with it."""
+        """Split a step over its requests; record those that are admitted or resumed."""
         part_by_place = self._parts(output, self._come(output, at_ns))
         # Contexts are known unless a step under way has draft tokens that may be rejected. The
         # fold takes slices in the order of the steps.
@@ -286,7 +286,7 @@ class Core:
         return Flight(team.digest, {}, team, contexts, is_known)
 
     def _come(self, output: Any, at_ns: int) -> dict[str, int]:
-        """Tell who was admitted or resumed; return the context of all that are scheduled."""
+        """Record admissions and resumptions; return the context of each scheduled request."""
         context_by_id = {}
         for new in output.scheduled_new_reqs:  # the second model runner resumes requests here too
             context_by_id[new.req_id] = new.num_computed_tokens
@@ -318,10 +318,10 @@ class Core:
         self._requests[request_id] = progress.again(num_prompt, ever=ever)
 
     def _met(self, request_id: str) -> Progress | None:
-        """Take in a request that entered the scheduler by a way that is not hooked.
+        """Enter a request that reached the scheduler past the hooks, and return its progress.
 
-        None once the table was full: it may be one that was refused, whose arrival is long past.
-        None as well where it has ended meanwhile, beside a flush of the probe's own thread.
+        Return None once the table was full: the request may be one that was refused long ago.
+        Return None also if the request ended during a flush of the probe's own thread.
         """
         request = self.scheduler.requests.get(request_id)
         if request is not None and not self._requests.num_dropped:
@@ -345,7 +345,7 @@ class Core:
         return parts
 
     def _binding(self, output: Any, *, waiting: int, running: int) -> Binding:
-        """Say what kept the scheduler from admitting one more request."""
+        """Return the limit that kept the scheduler from admitting one more request."""
         scheduler = self.scheduler
         if waiting <= len(getattr(scheduler, "deferred_waiting", ())):
             return "none"  # those that wait, wait for something else
@@ -408,7 +408,7 @@ class Core:
 
     @staticmethod
     def _progress(flight: Flight, accepted: dict[int, int]) -> None:
-        """Note how far the requests of a step have come."""
+        """Update the progress of a step's requests."""
         if flight.team is None:
             for place, part in flight.part_by_place.items():
                 part.computed(accepted=accepted.get(place, 0))
@@ -425,7 +425,7 @@ class Core:
             self.probe.emitted(indices, counts, step=step, at_ns=at_ns)
 
     def _is_over(self, request_id: str) -> bool:
-        """Tell whether a request that stopped is through: a session may go on with new input."""
+        """Return whether a stopped request has ended: a session may go on with new input."""
         request = self.scheduler.requests.get(request_id)
         return request is None or request.is_finished()
 

@@ -1,11 +1,11 @@
-"""KV blocks that another engine sends, as vLLM's core sees them come.
+"""Recorder of KV blocks that vLLM's core receives from another engine.
 
-    schedule ───────────► connector.update_state_after_alloc    they are asked for
-    update_from_output ─► connector.update_connector_output     they are all there
+    schedule ───────────► connector.update_state_after_alloc    blocks are requested
+    update_from_output ─► connector.update_connector_output     all blocks have arrived
 
-Both methods are of the interface of connectors, so any of them is seen that lets requests wait for
-their blocks, and whose router says in `kv_transfer_params` where these are. A connector that loads
-within a step makes nobody wait between the two: its time is the step's, and is not told.
+Both methods belong to the connector interface. So every connector is observed that makes requests
+wait for their blocks, if its router names their origin in `kv_transfer_params`. A connector that
+loads within a step causes no wait between the two: its time is the step's, and is not recorded.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Group(NamedTuple):
 
     block_tokens: int
     block_bytes: int
-    """Of all these layers, on all ranks of one copy of the model."""
+    """Bytes of one block: of all these layers, on all ranks of one replica."""
     most_blocks: int | None = None
-    """That are sent of a request: of layers that see a window, it and the block it begins in."""
+    """Maximum number of blocks sent per request: with a sliding window, those that it overlaps."""
 
 
 class Transfers:
-    """Tells of the blocks that one core's requests wait for."""
+    """Recorder of the blocks that one core's requests wait for."""
 
     def __init__(self, core: Core, groups: Sequence[Group]) -> None:
-        """Take whose requests wait, and how large blocks are."""
+        """Record for a core, whose blocks have the sizes of these groups."""
         self._core = core
         self._groups = groups
 
@@ -43,20 +43,20 @@ class Transfers:
         patches.around(kind, "update_connector_output", before=self.came)
 
     def asked(self, connector: Any, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks are allocated for a request; vLLM says so again, without tokens, later."""
+        """Note blocks that are allocated for a request; vLLM calls again, without tokens."""
         progress = self._core.progress_of(request.request_id)
         peer = peer_of(getattr(request, "kv_transfer_params", None))
         if progress is not None and peer and num_external_tokens:
             progress.coming = (monotonic_ns(), num_bytes(num_external_tokens, self._groups), peer)
 
     def came(self, connector: Any, connector_output: Any) -> None:
-        """All blocks of some requests are there, or could not be had."""
+        """Record the transfers that are complete; drop those that failed."""
         done = connector_output.finished_recving
         if not done:
             return
         end_ns = monotonic_ns()
-        # One rank may say that blocks are not valid steps before all say that they are done, so
-        # the scheduler is asked, which keeps that in mind; of one that does not, what it heard now.
+        # One rank may report invalid blocks steps before all ranks report completion. So the
+        # failures come from the scheduler, which keeps them, or from this output if it does not.
         failed = set(getattr(connector_output, "failed_recving", None) or ())
         known = getattr(self._core.scheduler, "failed_recving_kv_req_ids", None)
         if known is not None:
@@ -75,7 +75,7 @@ class Transfers:
 
 
 def num_bytes(num_tokens: int, groups: Sequence[Group]) -> int:
-    """Return what these tokens' blocks hold: a block is sent whole."""
+    """Return the bytes of these tokens' blocks: blocks are sent whole."""
     whole = 0
     for group in groups:
         num_blocks = -(-num_tokens // group.block_tokens)
@@ -86,9 +86,9 @@ def num_bytes(num_tokens: int, groups: Sequence[Group]) -> int:
 
 
 def groups_of(scheduler: Any) -> list[Group]:
-    """Return the groups of a scheduler's cache, none where it does not tell of them.
+    """Return the groups of a scheduler's cache; none if it does not expose them.
 
-    It knows the layers of one rank; all have as many.
+    The configuration holds the layers of one rank; all ranks have the same number.
     """
     cache = getattr(scheduler, "kv_cache_config", None)
     num_ranks = int(scheduler.vllm_config.parallel_config.world_size)
@@ -108,9 +108,9 @@ def groups_of(scheduler: Any) -> list[Group]:
 
 
 def peer_of(params: Any) -> str:
-    """Return where a request's blocks are, by what its router says; empty where it does not.
+    """Return the origin of a request's blocks, as its router names it; empty if it does not.
 
-    vLLM's own id of the engine there stands for an address that is not told.
+    Without an address it is vLLM's id of the sending engine.
     """
     if not isinstance(params, dict):
         return ""

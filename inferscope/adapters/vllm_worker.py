@@ -1,18 +1,17 @@
-"""vLLM's workers: when each step was executed.
+"""Recorder of step execution in vLLM's workers.
 
     execute_model ─► (None) ─► sample_tokens      on ranks of the last pipeline stage
     execute_model ─► output                       on the others, and for pooling models
 
-The worker's level covers both model runners, and leaves graph capture out, which runs beneath it.
-Warm-up may call `execute_model` itself and is left out by a hook of its own. A step's number is
-attached to the scheduler's output; where it does not survive the way here, steps are counted on
-both sides alike, and not signed.
+Hooks of the worker cover both model runners and exclude graph capture, which runs beneath it.
+Warm-up may call `execute_model` itself; a hook of its own excludes it. The scheduler's output
+carries the step's number; if the number is lost on the way, both sides count steps alike, and the
+steps are not signed.
 
-Before a launch only an event is recorded and the time taken, without a lock (`probe/marks.py`), and
-the ring's word PENDING written where no step is pending; at the end of a step the same without it.
-A step is signed, and the spans that have come are written, behind the next launch, while the device
-computes. Where this host computes the step itself, on a CPU, both are done at its end: the next
-launch returns when it is over.
+Before a launch a hook only notes the time without a lock (`probe/marks.py`), records an event if
+the span begins there, and writes the ring's word PENDING if no step is pending. Behind the next
+launch, while the device computes, the step is signed and completed spans are written. On a CPU both
+happen at the step's end: there a launch returns when its step is over.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ _FORWARD = "device spans that begin at the forward"
 
 
 class WorkerHooks:
-    """Observes the worker of a process.
+    """Hooks around the worker of a process.
 
     Attributes:
-        is_early: each step is signed at its end, for this host computes it.
+        is_early: whether each step is signed at its end, because this host computes it.
     """
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches
         self._worker: weakref.ref[Any] | None = None
-        """It must not live on by its hooks: it holds the weights."""
+        """Weak reference to the worker, which holds the weights."""
         self._probe = Probe.disabled()
         self._marks: Marks | None = None
-        """Notes the steps; None where this host computes them."""
+        """Notes of the steps; None if this host computes them."""
         self._samples = True
         self._next_step = 0
         self._has_run = False
@@ -67,34 +66,33 @@ class WorkerHooks:
         self._signer = Signer(self._probe, Modes())
         self.is_early = False
         self._open: tuple[int, Any] | None = None
-        """The step that sampling will complete, and its `SchedulerOutput`."""
+        """Number of the step that sampling will complete, and its `SchedulerOutput`."""
         self._noting: list[Marks] = []
-        """What notes the step that is open: one, or none where no step is, or this host computes.
+        """`Marks` of the open step; empty if no step is open or this host computes.
 
-        Wrappers within a step keep this list itself, and look at nothing else.
+        Wrappers within a step hold this list itself and read nothing else.
         """
         self._done: deque[tuple[int, Any]] = deque()
-        """Steps that are not signed yet, likewise."""
+        """Numbers and outputs of the steps that are not signed yet."""
         self._since_ns = 0
-        """When the oldest of these ended."""
+        """Time when the oldest of these ended."""
         self._lock = forked_lock()
-        """Held while steps are signed: by the engine's thread, or the probe's."""
-        """The runner takes drafts out of the `SchedulerOutput` that it executes."""
+        """Lock held while steps are signed, by the engine's thread or the probe's."""
         patches.forgetting.append(self.forget)
 
     def forget(self) -> None:
-        """Drop the engine's objects that are kept: no hook is called any more.
+        """Drop references to the engine's objects: no hook is called any more.
 
-        The wrappers of each step look for these alone, and not whether the patches are off.
+        The wrappers of each step only test these, and not whether the patches are off.
         """
         self._worker = self._open = None
         self._noting.clear()
         self._done.clear()
 
     def install(self, wrapper_class: Any) -> None:
-        """Hook `WorkerWrapperBase`, which knows the class of the worker only once it has made it.
+        """Hook `init_device` of `WorkerWrapperBase`: by then the worker's class is known.
 
-        Not `init_worker`: that is where the plug-ins are loaded.
+        `init_worker` is too early: it loads the plug-ins.
         """
         hooks = {"init_device": Around(after=self.initialised)}
         self._patches.unit("the worker", wrapper_class, hooks)
@@ -135,7 +133,7 @@ class WorkerHooks:
         )
 
     def configured(self, _: None, result: None, worker: Any, *args: Any, **kw: Any) -> None:
-        """Open this process's ring: the number of blocks is known now."""
+        """Open this process's ring, now that the number of blocks is known."""
         if not self._is_observed(worker):
             return
         timer = self._timer(worker.device)
@@ -167,7 +165,7 @@ class WorkerHooks:
         self._patches.attach(self._probe, is_observing=is_observing)
 
     def _hook_device_span(self, worker: Any) -> None:
-        """Hook where a step's device span begins and ends, within the model runner.
+        """Hook the start and end of a step's device span, within the model runner.
 
         Both are optional. A span begins at the entry of `execute_model` otherwise, which counts the
         preparation of inputs as device time, and ends where `sample_tokens` returns: without
@@ -190,14 +188,14 @@ class WorkerHooks:
         patches.unit(_FORWARD, owner, {"pre_forward": Around(after=self.forwarding)})
 
     def warming_up(self, worker: Any) -> None:
-        """Ignore steps from here on: no scheduler has planned them."""
+        """Ignore the steps of the warm-up, which no scheduler has planned."""
         self._is_warming_up = self._is_observed(worker)
 
     def warmed_up(self, _: None, result: Any, worker: Any) -> None:
-        """Record steps again."""
+        """Record steps again after the warm-up."""
         self._is_warming_up = False
 
-    # As in `vllm_core`: what is called before a dispatch does all in one frame.
+    # As in `vllm_core`: a wrapper called before a dispatch does everything in one frame.
 
     def _execute_model(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
@@ -219,7 +217,7 @@ class WorkerHooks:
                 if scheduler_output.total_num_scheduled_tokens and not self._is_warming_up:
                     step = self._next_step if fields is None else fields[0]
                     marks = self._marks
-                    # The first one pays for what every process does once.
+                    # The first step includes work that every process does once.
                     if marks is not None:
                         marks.begin(step, "eager", not self._has_run, False, not marks.has_moved)
                         if not noting:
@@ -241,7 +239,7 @@ class WorkerHooks:
                 if self._done:
                     with self._probe.hidden:
                         self.sign()
-                if result is not None or not self._samples:  # no sampling is to come
+                if result is not None or not self._samples:  # no sampling follows
                     self.stop()
             except Exception as error:
                 patches.caught(execute_model, error)
@@ -294,8 +292,8 @@ class WorkerHooks:
         if self.is_early:
             self.sign()
 
-    # A step within a step is none, and moving its start or end twice changes nothing: so these two
-    # need not ask whether an override calls them.
+    # The first start and the first end of a step count, so these two need not test whether an
+    # override calls them.
 
     def _device_start(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, noting = self._patches, self._noting
@@ -324,40 +322,40 @@ class WorkerHooks:
         return wrapper
 
     def forwarding(self, *args: Any, **kw: Any) -> None:
-        """Begin the device span of the step: its inputs are prepared."""
+        """Begin the step's device span, now that its inputs are prepared."""
         for marks in self._noting:
             marks.device_start()
 
     def mark(self) -> None:
-        """Note the steps without a lock: the device computes beside this host."""
+        """Note steps without a lock from now on: a device computes beside this host."""
         self._marks = self._probe.marks()
 
     def sign(self) -> None:
-        """Sign the steps that have ended; with that the spans that have come are written."""
+        """Sign the steps that have ended; this also writes the completed spans."""
         with self._lock:
             while self._done:
                 self._signer.sign(*self._done.popleft())
 
     def sign_overdue(self, now_ns: int) -> None:
-        """Sign them if no launch has followed for long; on the probe's own thread."""
+        """Sign the ended steps if no launch follows in time; on the probe's own thread."""
         if self._done and now_ns - self._since_ns >= OVERDUE_NS:
             self.sign()
 
     def idling(self, worker: Any, *args: Any, **kw: Any) -> None:
-        """Begin a step that is executed only because other replicas execute one.
+        """Begin a step that only keeps pace with other replicas.
 
-        Their numbers are negative: the core knows nothing of them.
+        Such steps have negative numbers: the core does not plan them.
         """
         self._num_dummies += 1
         self.sign()
         self._probe.start(-self._num_dummies, dummy=True)
 
     def idled(self, _: None, result: Any, worker: Any, *args: Any, **kw: Any) -> None:
-        """End such a step."""
+        """End a step begun by `idling`."""
         self._probe.stop(-self._num_dummies)
 
     def closed(self, _: None, result: None, worker: Any) -> None:
-        """The worker shuts down."""
+        """Close the ring at the worker's shutdown."""
         if self._is_observed(worker):
             self._close()
 
@@ -378,7 +376,7 @@ class WorkerHooks:
         self._has_run = self._is_warming_up = False
 
     def _timer(self, device: Any) -> StepTimer | None:
-        """Return what can time steps on this device."""
+        """Return a timer for steps on this device; None if its type is unsupported."""
         if device.type == "cpu":
             return HostTimer()
         if device.type == "cuda":
@@ -399,18 +397,18 @@ def _drafts_late(config: Any) -> bool:
 
 
 def _is_last_stage() -> bool:
-    """Tell whether this rank samples: only the last stage of a pipeline does."""
+    """Return whether this rank samples: only the last stage of a pipeline does."""
     group = import_module("vllm.distributed.parallel_state").get_pp_group()
     return bool(group.is_last_rank)
 
 
 def _name_and_uuid(device: Any) -> tuple[str, str]:
-    """Return how the device is called, empty where vLLM's platform does not say."""
+    """Return the device's name and UUID; empty where vLLM's platform does not give them."""
     if device.type == "cpu":
         return "cpu", ""
     names = ["", ""]
     platform = import_module("vllm.platforms").current_platform
     for place, ask in enumerate(("get_device_name", "get_device_uuid")):
-        with suppressed(Exception):  # what is asked of a driver here is not worth a probe
+        with suppressed(Exception):  # a driver's failure here must not cost the probe
             names[place] = str(getattr(platform, ask)(device.index or 0))
     return names[0], names[1]

@@ -1,4 +1,4 @@
-"""What adapters of loops in this very process return for a subject that they observe."""
+"""Handle of an observation, which adapters of loops in this process return."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Watch:
     """
 
     def __init__(self, path: Path | None, stop: Callable[[], None]) -> None:
-        """Take the ring, and what ends the observation."""
+        """Make a handle from the ring and the function that ends the observation."""
         self.path = path
         self._stop: Callable[[], None] | None = stop
 
     def close(self) -> None:
-        """Observe the subject no more. Idempotent."""
+        """End the observation. Idempotent."""
         stop, self._stop = self._stop, None
         if stop is not None:
             stop()

@@ -16,19 +16,19 @@ from inferscope.probe.voice import warn
 WINDOW_NS = 5_000_000_000
 BUDGET_SHARE = 0.10
 """A server's steps take 10 ms and more: 50 to 100 µs are 1 % of them. The built-in model alone at
-batch 1 does a step a millisecond, where they are 5 %; that is no reason to stop."""
+batch 1 does a step a millisecond, where they are 5 %; that does not justify a stop."""
 _WINDOWS_OVER = 2
 
 Verdict = Literal["keep", "shed", "restore", "stop"]
 
 
 class Budget:
-    """Judges the probe's own cost.
+    """Budget of the probe's own cost.
 
     Attributes:
-        share: of wall time that may be spent.
-        is_shedding: detail is being left out.
-        last_share: what the last whole window cost.
+        share: maximum share of wall time.
+        is_shedding: whether detail is being omitted.
+        last_share: share of wall time in the last whole window.
     """
 
     def __init__(self, share: float, now_ns: int) -> None:
@@ -40,7 +40,7 @@ class Budget:
         self._num_over = 0
 
     def judge(self, now_ns: int, cost_ns: int) -> Verdict:
-        """Say what to do, given the cost since the beginning; a verdict once per window."""
+        """Return a verdict, once per window, from the cost since the start in nanoseconds."""
         wall_ns = now_ns - self._since_ns
         if wall_ns < WINDOW_NS:
             return "keep"

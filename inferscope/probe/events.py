@@ -1,7 +1,7 @@
-"""Request events: what is told of a request, put into the log and into its table alike.
+"""Request events, which enter both the log and its table of requests.
 
-The table is what keyframes restate. It is kept while the probe is switched off too, else the
-keyframe of switching on again would not know who is in flight.
+Keyframes restate the table. It is kept up to date while the probe is off too; otherwise the
+keyframe at the next start would lack the requests in flight.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which headers of a client become attributes of its request: those on the operator's list alone.
+"""Client headers that become attributes of a request: only those on the operator's list.
 
     INFERSCOPE_HEADERS="tenant=x-tenant-id,priority=x-priority"
     INFERSCOPE_HEADERS="tenant:hash=authorization"
 
-Whatever stands in a header may be a secret or a name: `:hash` records sixteen digits that tell one
-from another and no more. Without a list none is read.
+A header may hold a secret or a name: `:hash` records 16 digits that only distinguish its values.
+Without a list no header is read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from inferscope.probe.voice import warn
 
 VARIABLE = "INFERSCOPE_HEADERS"
 WORDS = ("tenant", "priority", "adapter")
-"""What a header may tell."""
+"""Attributes that a header may set."""
 HASH = "hash"
 
 
 class AllowedHeaders:
-    """Reads the headers on the list."""
+    """Reader of the headers on the list."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Read the list; what cannot be read of it is said, and left out."""
+        """Read the list; report and skip its unreadable items."""
         self._told: dict[bytes, tuple[str, bool]] = {}
-        """By header: the attribute, and whether it is hashed."""
+        """Attribute of each header, and whether its value is hashed."""
         for item in filter(None, environment.get(VARIABLE, "").split(",")):
             said, _, header = item.partition("=")
             word, _, how = said.strip().partition(":")
@@ -43,7 +43,7 @@ class AllowedHeaders:
             self._told[name.encode()] = (word, how == HASH)
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-        """Return the attributes that a request's headers tell, by ASGI's lower-case names."""
+        """Return the attributes that a request's headers set, by ASGI's lower-case names."""
         told = self._told
         if not told:
             return {}

@@ -19,11 +19,11 @@ _PERSON = b"inferscope"
 
 
 def hiding(environment: Mapping[str, str]) -> Callable[[object], str] | None:
-    """Return what a request's names are put through; None where they are told as they are."""
+    """Return the function that hides a request's names; None if they are recorded unchanged."""
     asked = environment.get(VARIABLE, "")
     if not asked:
         return None
-    if asked != _HASH:  # somebody wants them hidden; if not, nothing is lost for good
+    if asked != _HASH:  # hidden is the safe reading of a mistake
         warn("%s is %r, taken for %s: names of requests are hidden.", VARIABLE, asked, _HASH)
     digits("")  # loads the library now, not within a request
     return digits

@@ -1,4 +1,4 @@
-"""The keeper: what happens beside the engine's thread, every 100 ms, and when the process forks.
+"""Housekeeping of a probe: every 100 ms beside the engine's thread, and at a fork.
 
 A daemon thread beats the heart, reads the control byte, looks whether a profile is asked for,
 inspects the ring's file and reads the host's counters, none of which takes the lock. Only when no
@@ -33,7 +33,7 @@ _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
 class Keeper:
-    """Tends a probe from beside it, until it is stopped or forked."""
+    """Housekeeping thread of a probe, until it is stopped or the process forks."""
 
     def __init__(self, log: Log, spans: Spans, life: Life, switch: ControlByte | None) -> None:
         self._log = log
@@ -68,7 +68,7 @@ class Keeper:
             self._wake.release()
 
     def close(self) -> None:
-        """Close the control byte, when nobody follows it any longer; safe to call twice."""
+        """Close the control byte, once no thread reads it any longer; safe to call twice."""
         if self._switch is not None:
             self._switch.close()
 

@@ -1,4 +1,4 @@
-"""The life of a probe: whether it records, and what is written where that changes.
+"""State machine of a probe: whether it records, and the records of each change.
 
     ON ── control byte ──► OFF ──┐
      │ ◄─────────────────────────┤ control byte, off and on again
@@ -7,8 +7,8 @@
      ├─── `close` ─────────► CLOSED      for good
      └─── any exception ───► FAILED      for good; so is a forked child's
 
-Each change is a keyframe, for readers who come, and a report, for those who are there. The control
-byte is followed between two steps: half a step can be attributed to nobody.
+Each change writes a keyframe, for readers that attach later, and a report, for those attached. The
+control byte is followed between two steps: half a step cannot be attributed to requests.
 
 Every call goes through `perform`. A signal handler, or a finaliser that the garbage collector runs,
 may call the probe while the same thread is inside it: such a call is queued and carried out before
@@ -45,15 +45,15 @@ Action = Callable[[Any], object]
 
 
 class Life:
-    """Switches a probe, and lets one call into it at a time.
+    """State machine of a probe; it serialises the calls into the probe.
 
     The log's lock stands around `turn`, `report`, `close` and `catch_up`.
 
     Attributes:
-        on: recording now.
-        wants_on: what `on` is to become, between two steps.
-        tells_plans: False while the budget has plans left out.
-        first_step: the first whose beginning was seen since the probe was switched on.
+        on: whether the probe records now.
+        wants_on: value that `on` takes between the next two steps.
+        tells_plans: whether plans are recorded; False while the budget omits them.
+        first_step: first step whose start was seen since the probe was switched on.
     """
 
     def __init__(self, log: Log, spans: Spans) -> None:
@@ -214,7 +214,7 @@ class Life:
         self.turn(*at)
 
     def turn(self, now_ns: int, step: int) -> None:
-        """Become what is wanted, from this step on."""
+        """Switch to the wanted state, from this step on."""
         if self._log.ring is None or self.wants_on is self.on:
             return
         if self.wants_on:
@@ -241,13 +241,13 @@ class Life:
             self.report(now_ns)
 
     def report(self, now_ns: int) -> None:
-        """Write how the probe is, and keep it to its budget."""
+        """Write the probe's health, and enforce its budget."""
         self._spans.report(now_ns)
         if self.on:
             self._keep_to_budget(now_ns)
 
     def close(self, now_ns: int) -> None:
-        """Write the last word and leave the ring on disk."""
+        """Write a last report and leave the ring on disk."""
         log = self._log
         if log.ring is None:
             return
@@ -261,7 +261,7 @@ class Life:
         log.close()
 
     def fail(self, error: Exception) -> None:
-        """Switch off for good, say so once, and never let anything out."""
+        """Disable the probe permanently and report it once; no exception leaves this method."""
         self.on = self.wants_on = False
         log = self._log
         if log.state in (FAILED, CLOSED) or not self.is_ours():

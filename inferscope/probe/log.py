@@ -130,7 +130,7 @@ class Log:
 
     @property
     def has_news(self) -> bool:
-        """Tell whether anything was written since the last report."""
+        """Return whether anything was written since the last report."""
         return self.ring is not None and self.ring.sequence != self._frames_at_health
 
     def write(self, record: Record) -> bool:
@@ -238,9 +238,9 @@ class Log:
             ring.close()
 
     def abandon(self) -> RingWriter | None:
-        """Let go of the ring without a word, lock and all: it is the parent's, we are its fork.
+        """Release the parent's ring in a forked child without writing to it, and return it.
 
-        The lock is a new one, for a thread that the child does not have may have held the old.
+        The lock is replaced: a thread that the child does not have may hold the old one.
         """
         ring, self.ring = self.ring, None
         self.path = None

@@ -1,4 +1,4 @@
-"""Beginnings and ends of steps on the engine's thread, between two dispatches: events and times.
+"""Lock-free notes of steps on the engine's thread, between two dispatches: events and times.
 
     begin ─► marking ─ end ─► marked ─► flights      the last arrow is `EventTimer`'s, ahead of each
                                                      look at the device: behind the next launch
@@ -8,9 +8,9 @@ caches, where each function called costs a microsecond or two. So a step is note
 log's lock: only the engine's thread touches the step that is open. PENDING is written as well, but
 while the step before has no span it states that one's start, and there is nothing to write.
 
-Whatever is not plain goes to the probe, under the lock: the first steps, for which no events are
-made yet; a step whose predecessor's end was lost; all steps of a probe that is off, or is to be
-switched. There `Probe.start` and `Probe.stop` keep their laws.
+All other steps go to the probe, under the lock: the first ones, for which no events are made yet; a
+step whose predecessor's end was lost; all steps of a probe that is off, or is to be switched. There
+the rules of `Probe.start` and `Probe.stop` hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inferscope.probe.timers import EventTimer
 
 
 class UnderLock(Protocol):
-    """What `Marks` needs of its probe."""
+    """Methods of a probe that `Marks` calls."""
 
     def start(self, step: int, *, mode: str, cold: bool, dummy: bool, reaps: bool) -> None:
         """Begin a step."""
@@ -44,15 +44,15 @@ class UnderLock(Protocol):
 
 
 class Marks:
-    """Notes the steps of one engine's thread. Its arguments are not checked: they are numbers.
+    """Notes of the steps of one engine's thread. Arguments are numbers, and are not checked.
 
-    No method raises what is not a signal handler's. Behind each launch `book` has to be called, and
-    then `Probe.sign`, `slices` or `same_step`: that writes what has ended.
+    Methods raise only exceptions of signal handlers. Behind each launch `book` has to be called,
+    and then `Probe.sign`, `slices` or `same_step`, which write the steps that have ended.
 
-    Arguments are given by position: the interpreter calls such a function with a third of the code.
+    Arguments are passed by position: the interpreter runs a third of the code for such a call.
 
     Attributes:
-        has_moved: the step noted last has begun by `device_start`, so that the next one need not
+        has_moved: whether the step noted last began by `device_start`; then the next one need not
             record an event at its launch.
     """
 
@@ -106,12 +106,12 @@ class Marks:
         """Begin a step, right before its first launch; see `Probe.start`.
 
         Args:
-            step: its number.
-            mode: how it is launched.
-            cold: the first of its kind.
-            dummy: computes nothing for any request.
-            starts: its device span begins here, unless `device_start` moves that. Without it the
-                span begins at `device_start`, and a step that ends without one has none.
+            step: number of the step.
+            mode: launch mode.
+            cold: whether it is the first step of its kind.
+            dummy: whether it computes nothing for any request.
+            starts: whether the device span begins here, unless `device_start` moves it. Otherwise
+                it begins at `device_start`, and a step that ends without that call has no span.
         """
         life, spans, spare = self._life, self._spans, self._spare
         self.has_moved = False
@@ -182,7 +182,7 @@ class Marks:
             self._lose(error)
 
     def end(self, step: int, padded_tokens: int = 0) -> int:
-        """End a step; see `Probe.stop`. Return the time."""
+        """End a step and return the time in nanoseconds; see `Probe.stop`."""
         now_ns, marking = self._now_ns(), self._marking
         if not marking or marking[-1].step != step:
             self._end_another(step, padded_tokens)
@@ -207,21 +207,21 @@ class Marks:
         return now_ns
 
     def book(self) -> None:
-        """Add what the events have cost to the probe's cost; called behind each launch."""
+        """Add the cost of the events to the probe's; called behind each launch."""
         self._spans.thread = get_ident()
         # Without the lock: an addition may be lost, and none is torn.
         cost_ns, self._cost_ns = self._cost_ns, 0
         self._log.cost_ns += cost_ns
 
     def _end_unstarted(self, now_ns: int) -> None:
-        """Leave a step without a span that was to begin at `device_start`, and did not."""
+        """Drop the span of a step that should have begun at `device_start`, but did not."""
         try:
             self._life.perform(now_ns, None, _give_up, self._timer)
         except Exception as error:
             self._life.caught(error)
 
     def _end_another(self, step: int, padded_tokens: int) -> None:
-        """End a step that was not begun here last."""
+        """End a step that is not the one begun here last."""
         marking, life = self._marking, self._life
         try:
             if marking and step < marking[-1].step:
@@ -233,7 +233,7 @@ class Marks:
             life.caught(error)
 
     def _lose(self, error: Exception, *, num_lost: int = 0) -> None:
-        """Leave the steps that are noted without spans: an event has failed.
+        """Drop the spans of all noted steps: an event has failed.
 
         Raises:
             Exception: the same one, where it is of a signal handler of the host.

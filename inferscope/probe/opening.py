@@ -1,4 +1,4 @@
-"""Making this process's ring: where, how large, under which name, readable by whom."""
+"""Creation of this process's ring: its directory, size, name and permissions."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _Made = TypeVar("_Made")
 
 
 def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = None) -> RingWriter:
-    """Make the ring file in this engine's folder, smaller if the disk is nearly full.
+    """Make the ring file in this engine's directory, smaller if the disk is nearly full.
 
     Args:
-        role: of the process.
-        rank: among those of its role.
-        clock: says when it began.
-        engine_id: the folder's name, for a process that belongs to no engine.
+        role: role of the process.
+        rank: rank of the process within its role.
+        clock: clock that gives the start time.
+        engine_id: name of the directory, for a process that belongs to no engine.
 
     Raises:
-        RingUnavailable: there is no room even for a small one, or no permission.
+        RingUnavailable: there is no space even for a small ring, or no permission.
         InferScopeError: the machine is big-endian, or all names are taken.
     """
     if not layout.IS_LITTLE_ENDIAN:
@@ -106,7 +106,7 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
 
 
 def open_switch(ring: RingWriter) -> ControlByte | None:
-    """Make the control byte beside a ring; None, after a line in the log, where it cannot be."""
+    """Make the control byte of a ring and return it; log a failure and return None."""
     try:
         return open_control(ring.path)
     except OSError as error:
@@ -115,7 +115,7 @@ def open_switch(ring: RingWriter) -> ControlByte | None:
 
 
 def discard(path: Path) -> None:
-    """Delete a ring that was closed and will not be read, and its control byte."""
+    """Delete a closed ring that will not be read, and its control byte."""
     for each in (path, control_path(path)):
         each.unlink(missing_ok=True)
 
@@ -182,13 +182,13 @@ def _ring_bytes() -> int:
         if not 0 < megabytes <= _MOST_RING_MB:
             raise ValueError
     except ValueError:
-        warn("INFERSCOPE_RING_MB=%s is no size in MB; taking %d", given, DEFAULT_RING_MB)
+        warn("INFERSCOPE_RING_MB=%s is not a size in MB; using %d", given, DEFAULT_RING_MB)
         megabytes = DEFAULT_RING_MB
     return int(megabytes * (1 << 20))
 
 
 def _group_id() -> int | None:
-    """Return the group that INFERSCOPE_GROUP (a name or a number) lets read the rings."""
+    """Return the ID of the group in INFERSCOPE_GROUP (a name or a number), which reads rings."""
     group = os.environ.get("INFERSCOPE_GROUP")
     if not group:
         return None
@@ -199,5 +199,5 @@ def _group_id() -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        warn("INFERSCOPE_GROUP=%s is no group; rings stay private", group)
+        warn("INFERSCOPE_GROUP=%s: no such group; rings stay private", group)
         return None

@@ -1,11 +1,11 @@
-"""Which tokens of a prompt are whose, as clients and servers say it, made fit for a record.
+"""Parts of a prompt, as clients and servers declare them, bounded for a record.
 
     X-InferScope-Parts: system=120,retrieved=3000,user=20
 
-Parts are told in the order of the prompt, by name and number of tokens; a name may come again. They
-are a claim and nothing depends on it being true: what they leave out of a prompt is `other`, what
-they say beyond its end is cut off, both by whoever reads the records. Names are short words of
-lower-case letters, so that no text of a prompt can travel as one.
+Parts are declared in the order of the prompt, by name and number of tokens; names may repeat. They
+are a claim, and nothing depends on its truth: readers of the records count undeclared tokens as
+`other` and cut off parts beyond the prompt's end. Names are short words of lower-case letters, so
+that no text of a prompt can pass as one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Parts: TypeAlias = tuple[tuple[str, int], ...]
 
 HEADER = b"x-inferscope-parts"
 MOST_PARTS = 16
-"""That a header may name."""
+"""Maximum number of parts in a header."""
 MOST_STRETCHES = 128
-"""That a record may hold: a server tells a long chat turn by turn."""
+"""Maximum number of parts in a record: a server declares a long chat turn by turn."""
 _MOST_HEADER_BYTES = 1024
 _MOST_NAME_LETTERS = 32
 _MOST_DIGITS = 9
@@ -31,7 +31,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz_")
 
 
 def read_header(content: bytes) -> Parts | None:
-    """Return the parts that a header tells; None for one that cannot be read."""
+    """Return the parts that a header declares; None if it cannot be read."""
     items = content.split(b",")
     if len(content) > _MOST_HEADER_BYTES or len(items) > MOST_PARTS:
         return None
@@ -46,26 +46,26 @@ def read_header(content: bytes) -> Parts | None:
 
 
 class Labels:
-    """Reads the headers of one front end's requests.
+    """Reader of the parts headers of one front end's requests.
 
     Attributes:
-        num_unreadable: the first of them is logged; their requests go on without parts.
+        num_unreadable: number of unreadable headers; the first one is logged.
     """
 
     def __init__(self, warn: Callable[[str], object]) -> None:
-        """Take what logs a line without blocking: it is called within a request."""
+        """Log through `warn`, which must not block: it is called within a request."""
         self.num_unreadable = 0
         self._warn = warn
 
     def read(self, content: bytes) -> Parts:
-        """Return the parts that a header tells, none where it cannot be read."""
+        """Return the parts that a header declares; none if it cannot be read."""
         parts = read_header(content)
         if parts is None:
             self.num_unreadable += 1
-            if self.num_unreadable == 1:  # and not what stands in it: nobody knows what that is
+            if self.num_unreadable == 1:  # without its content, which may be private
                 self._warn(
-                    "an X-InferScope-Parts header cannot be read; it is ignored, and further ones "
-                    "without a word. Write system=120,user=20: at most "
+                    "an X-InferScope-Parts header cannot be read; it is ignored, and so are "
+                    "further ones, without a message. Write system=120,user=20: at most "
                     f"{MOST_PARTS} parts, tokens of each."
                 )
             return ()
@@ -73,10 +73,10 @@ class Labels:
 
 
 def bounded(parts: Iterable[tuple[str, int]]) -> Parts:
-    """Return parts as a record may hold them.
+    """Return parts within the bounds of a record.
 
-    Names that are none become `other`, neighbours of one name are joined, parts without tokens left
-    out; of too many the first and the last are kept, and what lies between them is `other`.
+    Invalid names become `other`, neighbours of one name are merged, and empty parts are omitted.
+    Of too many parts the first and the last are kept; those between them become `other`.
     """
     told: list[tuple[str, int]] = []
     for name, count in parts:
@@ -94,7 +94,7 @@ def bounded(parts: Iterable[tuple[str, int]]) -> Parts:
 
 
 def is_name(name: object) -> bool:
-    """Tell whether a part may be called so."""
+    """Return whether this is a valid name of a part."""
     return (
         isinstance(name, str) and 0 < len(name) <= _MOST_NAME_LETTERS and _LETTERS.issuperset(name)
     )

@@ -1,7 +1,7 @@
-"""Digests of how a prompt begins, by which a reader sees that prompts begin alike.
+"""Digests of the first tokens of a prompt, by which a reader finds shared prefixes.
 
-They tell equal beginnings of one process's prompts apart from others and nothing else: the key is
-made when the process starts and written nowhere, so nobody can try texts against them.
+They only distinguish the prefixes of one process's prompts: the key is made when the process starts
+and written nowhere, so texts cannot be tried against them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST_BYTES = 7
 
 
 class PrefixDigests:
-    """Digests the beginnings of one process's prompts."""
+    """Digests of the prefixes of one process's prompts."""
 
     def __init__(self) -> None:
         import hashlib  # with OpenSSL: 5 ms that importing the probe need not take

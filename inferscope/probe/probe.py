@@ -398,14 +398,14 @@ class Probe:
     # --- the engine ---------------------------------------------------------------------------
 
     def paused(self) -> None:
-        """Note that somebody has paused the engine: it takes up nobody until `unpaused`.
+        """Record that the engine is paused: it admits no request until `unpaused`.
 
-        Whoever is under way may still be computed to the end. To say it twice changes nothing.
+        Requests in flight may still be computed to their end. A second call changes nothing.
         """
         self._hold(is_paused=True)
 
     def unpaused(self) -> None:
-        """Note that the engine goes on."""
+        """Record that the engine resumes."""
         self._hold(is_paused=False)
 
     def _hold(self, *, is_paused: bool) -> None:
@@ -930,7 +930,7 @@ class Probe:
             self._life.will_say(line)
 
     def fail(self, error: Exception) -> None:
-        """Switch off for good and say so: whoever calls the probe cannot tell it the truth."""
+        """Disable the probe permanently and report it: its caller's facts are unreliable."""
         self._life.fail(error)
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ class Spans:
         self.publish_pending()
 
     def report(self, now_ns: int) -> None:
-        """Write how the probe is, and through when the spans are complete."""
+        """Write the probe's health, and the time through which its spans are complete."""
         timer = self.timer
         pending_ns, deferred_ns = timer.pending_ns or now_ns, self.deferred_ns or now_ns
         self._log.report(
@@ -178,7 +178,7 @@ class Spans:
         )
 
     def forget(self) -> None:
-        """Give up the step under way and all spans still to come."""
+        """Discard the step in flight and all outstanding spans."""
         self.timer.forget()
         self._signed.clear()
         self._endless.clear()
@@ -186,7 +186,7 @@ class Spans:
         self.publish_pending()
 
     def is_between_steps(self, now_ns: int) -> bool:
-        """Tell whether no step is under way, or only one that seems never to end."""
+        """Return whether no step is in flight, or only one that seems never to end."""
         return not self.timer.pending_ns or now_ns - self.last_step_ns > LONG_STEP_NS
 
     def publish_pending(self) -> None:

@@ -71,7 +71,7 @@ class StepTimer(Protocol):
         """Return the clock anchors that completed since the last call."""
 
     def forget(self) -> None:
-        """Give up the step begun last and all spans still to come: the probe is being switched."""
+        """Discard the step begun last and all outstanding spans: the probe is being switched."""
 
     @property
     def pending_ns(self) -> int:
@@ -139,7 +139,7 @@ class HostTimer:
         return ()
 
     def forget(self) -> None:
-        """Give up the step being executed, and spans not fetched."""
+        """Discard the step being executed, and spans not fetched."""
         self._open = None
         self._done = []
         self.pending_ns = 0
@@ -346,7 +346,7 @@ class EventTimer:
         return spans
 
     def forget(self) -> None:
-        """Give up the step begun last and all in flight; recording their events anew is allowed."""
+        """Discard the step begun last and all in flight; their events may be recorded again."""
         for flight in self._flights:
             self._free += (flight.start, flight.end)
         self._flights.clear()

@@ -128,7 +128,7 @@ os.register_at_fork(after_in_child=_forget_unsaid)
 
 
 def note(message: str, *values: object) -> None:
-    """Say something for whoever looks closely, with the exception being handled, if any."""
+    """Log a line at level DEBUG, with the exception being handled, if any."""
     import logging
     import sys
 

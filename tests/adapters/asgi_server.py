@@ -33,7 +33,7 @@ class Front:
         self.linger_s = 0.0
         """For how long the server is busy between the write of a body and its return."""
         self.is_busy, self.may_go_on = threading.Event(), threading.Event()
-        """Of the busy loop: that a request is in it, and that it may leave."""
+        """Events of the busy loop: a request is in it, and may leave it."""
 
     def app(self) -> Any:
         """Return the application, within one that counts the calls that are over."""
@@ -67,7 +67,7 @@ class Front:
         return Starlette(routes=[*routes, Mount("/under", Starlette(routes=routes))])
 
     def join(self, request: Request, suffix: str = "") -> str:
-        """Give a request its id in the engine."""
+        """Assign a request its id in the engine."""
         request_id = f"engine-{request.query_params.get('n', '0')}{suffix}"
         if self.edge is not None:
             asked = request.query_params.get("asked")
@@ -82,7 +82,7 @@ class Front:
         return request_id
 
     def produced(self, request_id: str, num: int) -> None:
-        """Hand tokens to whoever writes them."""
+        """Report tokens that are about to be written."""
         if self.edge is not None:
             self.edge.produced(request_id, num)
 

@@ -32,7 +32,7 @@ class Exported:
         self.requests = {row["request"]: row for row in rows if row["kind"] == "request"}
         (self.run,) = [row for row in rows if row["kind"] == "run"]
         self.tokens: dict[str, Counter[str]] = defaultdict(Counter)
-        """By request and phase; what was computed again counts as `recomputed`."""
+        """Return tokens by request and phase; those computed again count as `recomputed`."""
         for step in self.steps:
             for share in step["shares"]:
                 phase = "recomputed" if share["recomputed"] else share["phase"]

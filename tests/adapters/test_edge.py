@@ -159,7 +159,7 @@ def test_what_was_asked_is_of_the_request_that_is_joined(watched: Watched) -> No
     assert second == watched.attributes("/plain")
 
 
-def test_a_client_may_say_which_tokens_of_its_prompt_are_whose(watched: Watched) -> None:
+def test_a_client_may_declare_the_parts_of_its_prompt(watched: Watched) -> None:
     watched.post("/stream?n=1", **{"X-InferScope-Parts": "system=2, Retrieved=2,user=1"})
     watched.post("/twins?n=2", **{"x-inferscope-parts": "user=5"})
     told = [event.prompt_parts for event in watched.events() if event.request_id]

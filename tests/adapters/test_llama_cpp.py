@@ -92,7 +92,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     assert dict(vars(Llama)) == before
 
 
-def test_completions_stay_and_every_token_is_told(tmp_path: Path) -> None:
+def test_completions_are_unchanged_and_every_token_is_recorded(tmp_path: Path) -> None:
     prompts = [[*range(10, 30)], [*range(10, 30), 31, 32], [*range(60, 95)], [98]]
 
     def go(llama: Llama) -> list[Any]:

@@ -61,7 +61,7 @@ def test_restoring_leaves_a_class_as_it_was(patches: Patches, owner: type[Engine
     assert dict(vars(owner)) == before
 
 
-def test_what_somebody_else_wrapped_over_ours_stays_and_passes_on(patches: Patches) -> None:
+def test_a_foreign_wrapper_around_ours_stays_and_passes_calls_on(patches: Patches) -> None:
     original = vars(Engine)["step"]
     seen: list[object] = []
     patches.around(Engine, "step", after=lambda *args, **kw: seen.append(1))

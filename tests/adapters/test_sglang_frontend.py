@@ -86,7 +86,7 @@ def application(manager: TokenizerManager, *, is_batch: bool = False) -> Starlet
 def watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[type[TokenizerManager], Probe, Patches]]:
-    """Give the manager with our hooks around its methods, as SGLang's registry places them."""
+    """Return the manager with our hooks around its methods, as SGLang's registry places them."""
     patches = Patches("sglang")
     monkeypatch.setattr(sglang_hooks, "patches", patches)
     probe = make_probe(tmp_path, SystemClock(), name="front")  # type: ignore[arg-type]

@@ -195,14 +195,14 @@ def test_work_is_what_was_not_cached_plus_outputs_but_one_plus_recomputed(
         ({"type": "abort", "message": "Out of memory", "status_code": 500}, True, "error"),
     ],
 )  # fmt: skip
-def test_ends_are_told_in_the_closed_list_of_words(
+def test_ends_are_recorded_with_words_of_the_closed_list(
     reason: dict[str, object] | None, has_run: bool, finish: str
 ) -> None:
     assert finish in FINISHES
     assert finish_of_json(reason, has_run=has_run) == finish
 
 
-def test_the_constraint_is_named_only_when_somebody_waits() -> None:
+def test_the_limit_is_named_only_when_a_request_waits() -> None:
     def which(
         *, waiting: int = 1, running: int = 3, full: bool = False, chunk: bool = False
     ) -> str:

@@ -56,7 +56,7 @@ from tests.adapters.sglang_objects import (
     hooked,
 )
 from tests.adapters.test_vllm import DoneEvents
-from tests.probe.fakes import FakeClock, facts_of, make_probe, of, tokens_signed, tokens_told
+from tests.probe.fakes import FakeClock, facts_of, make_probe, of, tokens_of_slices, tokens_signed
 
 Row = dict[str, int]
 _DISAGGREGATED = "when scheduling began in a disaggregated engine"
@@ -64,7 +64,7 @@ _DISAGGREGATED = "when scheduling began in a disaggregated engine"
 
 @pytest.fixture
 def patches(monkeypatch: pytest.MonkeyPatch) -> Patches:
-    """Give the hooks a guard of their own: a fault switches all of a process's off for good."""
+    """Set a guard for these hooks alone: a fault disables all hooks of a guard permanently."""
     own = Patches("sglang")
     monkeypatch.setattr(sglang_hooks, "patches", own)
     return own
@@ -276,7 +276,7 @@ def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
     assert tokens[1] == tokens[0]
 
 
-def test_a_retraction_is_seen_and_its_work_told_twice(tmp_path: Path, patches: Patches) -> None:
+def test_a_retraction_is_seen_and_its_work_counted_twice(tmp_path: Path, patches: Patches) -> None:
     """The property above must not hold because nothing is ever retracted."""
     kind, probe = watched(tmp_path, patches)
     run(kind(pool=60), requests_of([(20, 12)] * 3))
@@ -294,7 +294,7 @@ def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) 
         paths.append(path_of(probe))
     told = [(slices.step, slices.digest) for slices in facts_of(StepSlices, paths[0])]
     assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == told
-    assert tokens_signed(paths[1]) == tokens_told(paths[0])
+    assert tokens_signed(paths[1]) == tokens_of_slices(paths[0])
     for silent in (StepSlices, StepPlan, RequestEvent, Emitted):
         assert not of(silent, paths[1])
 
@@ -312,7 +312,7 @@ def test_health_checks_are_dummy_steps_and_no_requests(tmp_path: Path, patches: 
 @pytest.mark.parametrize(
     ("mode", "spans"), [(ForwardMode.IDLE, [True]), (ForwardMode.PREBUILT, [])]
 )
-def test_a_batch_of_nobody_is_a_dummy_and_a_prebuilt_one_no_step(
+def test_a_batch_without_requests_is_a_dummy_and_a_prebuilt_one_no_step(
     mode: ForwardMode, spans: list[bool], tmp_path: Path, patches: Patches
 ) -> None:
     kind, probe = watched(tmp_path, patches)
@@ -332,7 +332,7 @@ class _NoModel:
         return []
 
 
-def test_who_is_aborted_in_the_queue_or_while_running_has_cancelled(
+def test_a_request_aborted_in_the_queue_or_while_running_is_cancelled(
     tmp_path: Path, patches: Patches
 ) -> None:
     kind, probe = watched(tmp_path, patches)
@@ -349,7 +349,7 @@ def test_who_is_aborted_in_the_queue_or_while_running_has_cancelled(
     assert finishes == {0: "client_cancel", 1: "client_cancel", 2: "shed"}
 
 
-def test_verified_drafts_are_told_with_the_result(tmp_path: Path, patches: Patches) -> None:
+def test_verified_drafts_are_recorded_with_the_result(tmp_path: Path, patches: Patches) -> None:
     kind, probe = watched(tmp_path, patches)
     scheduler, request = kind(), Req("r", 8, 50)
     scheduler._add_request_to_queue(request)

@@ -118,7 +118,7 @@ def test_transformers_own_configurations_say_which_layers_have_windows(name: str
     assert (shape.window_tokens, shape.num_full_layers) == REAL[name]
 
 
-def test_quantisers_leave_the_head_alone_unless_told() -> None:
+def test_quantisers_skip_the_head_unless_configured() -> None:
     awq = {"quant_method": "awq", "bits": 4}
     plain, told = (
         shape_of(config(quantization_config=given)) for given in (awq, awq | {"lm_head": True})

@@ -1,4 +1,4 @@
-"""Whatever transformers generates, it generates the same observed; and every token is told."""
+"""Output of transformers is the same when it is observed, and every token is recorded."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ WAYS: dict[str, Callable[[Any], Tokens]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_outputs_stay_and_every_token_is_told(way: str, model: Any, tmp_path: Path) -> None:
+def test_outputs_are_unchanged_and_every_token_is_recorded(
+    way: str, model: Any, tmp_path: Path
+) -> None:
     expected = WAYS[way](model)
     with inferscope.observe(model):
         assert WAYS[way](model) == expected
@@ -225,7 +227,7 @@ def test_what_was_asked_of_the_sampling_is_what_is_in_force(
     assert told == [{"max_tokens": "2", **expected}] * (2 if "n" in expected else 1)
 
 
-def test_of_continuous_batching_the_most_tokens_are_told(model: Any) -> None:
+def test_the_token_limit_of_continuous_batching_is_recorded(model: Any) -> None:
     with inferscope.observe(model) as seen:
         batched(model)
     told = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
@@ -276,7 +278,7 @@ def test_a_cache_carried_on_is_not_computed_again(model: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_good", [True, False], ids=["agreeing", "disagreeing"])
-def test_drafts_are_told_apart_from_what_verifies_them(
+def test_draft_and_verify_tokens_are_distinguished(
     is_good: bool, model: Any, assistant: Any, tmp_path: Path
 ) -> None:
     drafter = copy.deepcopy(model) if is_good else assistant
@@ -335,7 +337,9 @@ def test_a_pause_of_continuous_batching_is_what_requests_wait_for(
     assert row["ledger_ns"]["paused"] >= 50_000_000
 
 
-def test_requests_that_lose_their_blocks_are_told_so(model: Any, tmp_path: Path) -> None:
+def test_requests_that_lose_their_blocks_are_recorded_as_preempted(
+    model: Any, tmp_path: Path
+) -> None:
     expected = batched(model, new_tokens=70)
     with inferscope.observe(model):
         assert batched(model, num_blocks=16, new_tokens=70) == expected

@@ -59,10 +59,10 @@ from inferscope.records import (
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
 from tests.adapters.vllm_records import SCENARIOS, facts, without_phases
-from tests.probe.fakes import FakeClock, make_probe, of, tokens_signed, tokens_told
+from tests.probe.fakes import FakeClock, make_probe, of, tokens_of_slices, tokens_signed
 
 
-class Told:
+class RecordingSink:
     """A sink: what a fold says of steps and requests."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ def rows(step: FinalStep) -> list[tuple[str, int, int, int]]:
     return list(zip(step.request_ids, *columns, strict=True))
 
 
-def fold(rings: Path) -> tuple[Told, RingSource]:
-    told = Told()
+def fold(rings: Path) -> tuple[RecordingSink, RingSource]:
+    told = RecordingSink()
     source = RingSource(lambda: rings.glob("*.ring"), name="toy", sinks=(told,))
     catch_up(source, patience_s=30)
     source.close()
@@ -117,7 +117,7 @@ def fold(rings: Path) -> tuple[Told, RingSource]:
 
 def hold_to_the_laws(
     rings: Path, scheduler: Any, requests: list[Request], *, are_all_followed: bool = True
-) -> Told:
+) -> RecordingSink:
     told, source = fold(rings)
     totals = source.collector.totals()
     assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
@@ -125,7 +125,7 @@ def hold_to_the_laws(
     for path in rings.glob("worker-*.ring"):
         signed |= tokens_signed(path)
     for path in rings.glob("core-*.ring"):
-        of_slices = tokens_told(path)
+        of_slices = tokens_of_slices(path)
         of_spans = {step: signed[step] for step in of_slices}
         if not are_all_followed:  # by the core; a worker has no such limit
             assert all(sum(of_slices[step]) <= sum(of_spans[step]) for step in of_slices)
@@ -243,9 +243,7 @@ def received(*names: str, **other: object) -> object:
     return SimpleNamespace(finished_recving=set(names), **other)
 
 
-def test_blocks_from_another_engine_are_told_when_they_are_there(
-    rings: Path, patches: Patches
-) -> None:
+def test_blocks_from_another_engine_are_recorded_on_arrival(rings: Path, patches: Patches) -> None:
     connector = toy_vllm.Connector()
     scheduler = Scheduler(toy_vllm.config(Options(connector=connector)))
     where = {"remote_host": "10.0.0.7", "remote_port": 5600, "remote_engine_id": "theirs"}
@@ -257,7 +255,7 @@ def test_blocks_from_another_engine_are_told_when_they_are_there(
         connector.update_state_after_alloc(request, None, num_external_tokens=9)
         connector.update_state_after_alloc(request, None, 0)
     connector.update_connector_output(SimpleNamespace(finished_recving=None))
-    connector.update_connector_output(received("near", "here", "nobody's"))
+    connector.update_connector_output(received("near", "here", "unknown"))
     connector.update_connector_output(received("near", "far", failed_recving=set()))
     connector.update_connector_output(received("lost", failed_recving={"lost"}))
     connector.update_connector_output(received("lost"))
@@ -328,7 +326,7 @@ def test_what_was_asked_of_the_sampling_is_what_is_in_force() -> None:
     assert asked(several, seed=13) == {**told, "n": "3"}  # vLLM adds an answer's number to it
 
 
-def test_what_is_off_or_ends_with_the_model_was_asked_by_nobody() -> None:
+def test_disabled_parameters_and_the_models_own_limits_are_omitted() -> None:
     whole = SimpleNamespace(name="FINAL_ONLY")
     assert asked(**OFF, max_tokens=43, output_kind=whole) == {
         "stream": "false",

@@ -27,7 +27,7 @@ def test_of_layers_with_a_window_no_more_than_it_is_sent(num_tokens: int, num_bl
 
 
 class Core:
-    """Keeps what it is told of transfers."""
+    """Recorder of transfers."""
 
     def __init__(self, *names: str) -> None:
         self.waiting = {
@@ -44,7 +44,7 @@ class Core:
         self.came.append(index)
 
 
-def test_what_failed_on_one_rank_steps_before_all_were_done_is_not_told() -> None:
+def test_a_transfer_that_failed_on_one_rank_steps_before_is_not_recorded() -> None:
     core = Core("good", "bad")
     core.scheduler.failed_recving_kv_req_ids = {"bad"}
     transfers = Transfers(core, [])  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_what_failed_on_one_rank_steps_before_all_were_done_is_not_told() -> Non
     assert core.waiting["bad"].coming is None
 
 
-def test_where_the_scheduler_does_not_keep_failures_none_of_a_step_with_one_is_told() -> None:
+def test_if_the_scheduler_keeps_no_failures_a_step_with_one_records_no_transfer() -> None:
     core = Core("one")
     transfers = Transfers(core, [])  # type: ignore[arg-type]
     transfers.came(None, SimpleNamespace(finished_recving={"one"}, invalid_block_ids={3}))

@@ -407,7 +407,7 @@ class Options:
     lives: list[tuple[int, int]] = field(default_factory=list)
     connector: Any = None
     loras: list[Any] = field(default_factory=list)
-    """Of the first requests, in their order."""
+    """LoRA requests of the first requests, in their order."""
 
 
 def config(options: Options) -> Any:

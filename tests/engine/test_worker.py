@@ -15,7 +15,7 @@ from inferscope.errors import BadInput
 from inferscope.probe import Probe
 from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.checkpoints import prompts
-from tests.probe.fakes import of, tokens_signed, tokens_told
+from tests.probe.fakes import of, tokens_of_slices, tokens_signed
 
 OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Options under which chunks, prefix hits and preemptions occur."""
@@ -109,7 +109,7 @@ def test_worker_spans_join_the_slices_of_the_core(rings: Path) -> None:
     assert spans == {slices.step: slices.digest for slices in slices_of_steps}
     assert 0 not in spans.values()
     by_phase = tokens_signed(worker)
-    assert by_phase == tokens_told(core)
+    assert by_phase == tokens_of_slices(core)
     assert any(prefill and decode for prefill, decode in by_phase.values())
 
     source = RingSource(lambda: rings.glob("*.ring"), name="")

@@ -105,7 +105,7 @@ def facts_of(kind: type[Kind], path: Path) -> list[Kind]:
     return found
 
 
-def tokens_told(path: Path) -> dict[int, tuple[int, int]]:
+def tokens_of_slices(path: Path) -> dict[int, tuple[int, int]]:
     """Return of each step how many tokens its slices have in prefills, and how many else."""
     found = {}
     for slices in facts_of(StepSlices, path):

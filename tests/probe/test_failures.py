@@ -204,7 +204,7 @@ def test_a_caller_at_fault_switches_the_probe_off_and_it_says_so_once(
     if part is not None:
         parts[part].is_armed = True
     for _ in range(2):
-        probe.fail(ValueError("whoever calls has lost count"))
+        probe.fail(ValueError("the caller has lost count"))
         assert not probe.on
     assert ["lost count" in warning for warning in warnings(probe, caplog)] == [True]
     if part is None:

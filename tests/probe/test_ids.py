@@ -41,7 +41,7 @@ def test_names_are_in_no_ring_and_find_their_request(
         told = inferscope("why", name, str(ring), "--json", "--pick", "1", rings=tmp_path)
         assert told.returncode == 0, told.stderr
         assert json.loads(told.stdout)["facts"]["row"]["external_id"] == digits(NAME)
-    missing = inferscope("why", "nobody", str(ring), rings=tmp_path)
+    missing = inferscope("why", "unknown", str(ring), rings=tmp_path)
     assert "no request is called" in missing.stderr
 
 

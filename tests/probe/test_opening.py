@@ -296,7 +296,7 @@ def test_a_folder_that_a_cleanup_removes_meanwhile_is_made_again(
     probe.close()
 
 
-def test_a_probe_whose_thread_cannot_start_leaves_nothing_behind(
+def test_a_probe_without_its_thread_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fails(*given: object, **named: object) -> None:

@@ -61,7 +61,7 @@ def test_a_name_that_is_none_becomes_other(name: str) -> None:
 
 
 @given(PARTS)
-def test_whatever_is_told_a_record_can_hold_it(parts: list[tuple[str, int]]) -> None:
+def test_bounded_parts_fit_a_record(parts: list[tuple[str, int]]) -> None:
     told = bounded(parts)
     assert len(told) <= MOST_STRETCHES
     assert bounded(told) == told
@@ -78,7 +78,7 @@ def test_of_too_many_parts_no_token_is_lost_and_the_last_keep_their_names(num: i
     assert told[:1] == tuple(parts[:1])
 
 
-def test_parts_are_told_at_receipt_or_with_the_tokens_and_never_as_text(tmp_path: Path) -> None:
+def test_parts_are_recorded_at_receipt_or_with_the_tokens_and_never_as_text(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock())
     canary = "canary in a coal mine"
     index = probe.received("a", prompt_parts=(("system", 3), (canary, 4)))

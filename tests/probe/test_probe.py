@@ -121,7 +121,7 @@ def test_no_request_is_accepted_everywhere(tmp_path: Path) -> None:
     assert not of(Transfer, path_of(probe))
 
 
-def test_an_adapter_is_told_by_either_side(tmp_path: Path) -> None:
+def test_an_adapter_is_recorded_by_either_side(tmp_path: Path) -> None:
     probe = make_probe(tmp_path, FakeClock())
     probe.received("a", adapter="sql")
     probe.queued("a", prompt_tokens=1, adapter="legal" * 100)
@@ -144,7 +144,7 @@ def test_a_transfer_names_both_ends(tmp_path: Path) -> None:
     assert told.peer_request_id == of(RequestEvent, path_of(probe))[-1].request_id
 
 
-def test_a_pause_is_told_at_once_and_by_every_keyframe_until_it_is_over(tmp_path: Path) -> None:
+def test_a_pause_is_recorded_at_once_and_by_every_keyframe_until_its_end(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = switched_probe(tmp_path, clock)
     path = path_of(probe)
@@ -273,7 +273,7 @@ def test_switched_off_and_on_again_in_the_midst_of_a_step(tmp_path: Path) -> Non
     tend(probe, clock)
     assert RingReader(path_of(probe)).pending_ns() == 0
     last = of(Live, path_of(probe))[-1]
-    assert last.states == bytes([RUNNING])  # admitted while nobody was recording
+    assert last.states == bytes([RUNNING])  # admitted while the probe was off
 
 
 def test_writing_the_control_file_by_hand_does_no_harm(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_signatures_of_steps_that_get_no_span_are_bounded_and_forgotten_when_swi
     assert not probe._spans._signed
 
 
-def test_a_rank_without_requests_is_heard_of_all_through_a_long_step(tmp_path: Path) -> None:
+def test_a_rank_without_requests_reports_throughout_a_long_step(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)
     probe.start(0)

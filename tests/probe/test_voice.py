@@ -37,9 +37,7 @@ warn("something is %s", "wrong")
         ("logging.getLogger('inferscope').setLevel(logging.ERROR)", 0),
     ],
 )
-def test_a_roots_level_that_was_meant_for_others_silences_nobody(
-    setting: str, num_heard: int
-) -> None:
+def test_a_root_level_meant_for_others_silences_no_line(setting: str, num_heard: int) -> None:
     told = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(setting=setting)],
         capture_output=True,
