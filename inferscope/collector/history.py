@@ -1,10 +1,10 @@
-"""A source opened on its past: what it holds since a time, and how it looked on the way.
+"""A source with its history: the records since a time, and snapshots along the way.
 
     rings or recording ─► fold ─┬─► snapshots at chosen times (`earlier`)
-                                └─► the present, limited to what reaches into the window
+                                └─► the present, limited to requests that overlap the window
 
-A fold can only go forward, so the past is looked at while the fold passes it: at the Ticks next to
-the times that are asked for.
+A fold only moves forward, so snapshots of the past are taken while the fold passes it: at the first
+Tick at or after each requested time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferscope.collector.view import finished_row, snapshot
 from inferscope.records import Record, Tick
 
 NUM_EARLIER = 100
-"""Snapshots of the past; with `MOST_ROWS` in each they take about 50 MB."""
+"""Number of past snapshots; with `MOST_ROWS` rows each, about 50 MB."""
 MOST_ROWS = 400
 MOST_FINISHED = 2000
 
@@ -28,12 +28,12 @@ Open = Callable[[tuple[Sink, ...], Listener], RingSource | RecordingSource]
 
 
 class HistorySource:
-    """Folds a source up to its present, and keeps what it passes.
+    """Source that is folded up to its present and keeps snapshots and finished requests.
 
     Attributes:
-        title: what is being read.
-        earlier: the past, oldest first; complete once `catch_up` has returned.
-        at_idx: the snapshot of the time that was asked for; None where none was.
+        title: name of the source.
+        earlier: snapshots of the past, oldest first; complete once `catch_up` has returned.
+        at_idx: index of the requested snapshot in `earlier`; None if none was requested.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class HistorySource:
         """Open the source.
 
         Args:
-            open_with: opens it with these sinks and this listener.
-            since_ns: wall time from which on its past is kept and shown.
-            until_ns: wall time of its present.
-            at_ns: wall time of a look that must be among the ones kept.
-            window_ns: of the looks.
+            open_with: function that opens the source with the given sinks and listener.
+            since_ns: wall time at which the kept and displayed history starts.
+            until_ns: wall time of the source's present.
+            at_ns: wall time of a snapshot that must be among the ones kept.
+            window_ns: window of the snapshots.
         """
         self._since_ns, self._window_ns = since_ns, window_ns
         self._at_ns = at_ns
         self._wanted = deque(_looks(since_ns, until_ns, at_ns))
         self._finished: dict[str, deque[tuple[int, RequestRow]]] = {}
-        """By engine: delivered when, and the row; newest last."""
+        """Delivery times and rows by engine, newest last."""
         self._num_finished = Counter[str]()
-        """Number of requests by engine that finished since then, including those not kept."""
+        """Number of requests by engine that finished in the history, including those not kept."""
         self._offset_ns = 0
         self.earlier: list[Snapshot] = []
         self.at_idx: int | None = None
@@ -65,22 +65,22 @@ class HistorySource:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether nothing more will come."""
+        """Return whether the source has no more records."""
         return self._source.has_ended
 
     def catch_up(self, *, patience_s: float | None = None) -> None:
-        """Fold all there is by now."""
+        """Fold all records available now."""
         catch_up(self._source, patience_s=patience_s)
         self._wanted.clear()
         if self._at_ns is not None and self.at_idx is None and self.earlier:
             self.at_idx = len(self.earlier) - 1
 
     def advance(self) -> int:
-        """Fold what has become due; return how many records that was."""
+        """Fold the records that are due; return their number."""
         return self._source.advance()
 
     def snapshot(self, window_ns: int) -> Snapshot:
-        """Fold what is due and freeze the result, without what ended before the window."""
+        """Fold the records that are due; return a snapshot without requests before the window."""
         self._source.focus = self.focus
         now = self._source.snapshot(window_ns)
         return replace(
@@ -88,7 +88,7 @@ class HistorySource:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return what must be said of the files."""
+        """Return warnings about the files."""
         return self._source.notes() if isinstance(self._source, RecordingSource) else ()
 
     def close(self) -> None:
@@ -98,10 +98,10 @@ class HistorySource:
     # --- a sink and a listener ------------------------------------------------------------------
 
     def step(self, step: FinalStep) -> None:
-        """Steps are in the sums already."""
+        """Ignore a step: the sums include it already."""
 
     def request(self, request: FinalRequest) -> None:
-        """Keep a request that reaches into the window: more of them than a live screen needs."""
+        """Keep a request that overlaps the window: more of them than a live screen needs."""
         if request.delivered_ns + self._offset_ns >= self._since_ns:
             kept = self._finished.setdefault(request.engine_id, deque(maxlen=MOST_FINISHED))
             kept.append((request.delivered_ns, finished_row(request)))
@@ -129,7 +129,7 @@ class HistorySource:
         self.earlier.append(replace(look, engines=engines))
 
     def _limited(self, view: EngineView, most: int) -> EngineView:
-        """Return a view with the requests of the window only, and with all of those."""
+        """Return a view with exactly the requests that overlap the window."""
         since_ns = self._since_ns - self._offset_ns
         kept = self._finished.get(view.engine_id, ())
         finished = {(row.request_id, row.arrived_ns) for _, row in kept}
@@ -150,7 +150,7 @@ class HistorySource:
 
 
 def _looks(since_ns: int, until_ns: int, at_ns: int | None) -> list[int]:
-    """Return the wall times to look at: evenly over the window, and the one that was asked for."""
+    """Return the wall times of snapshots: evenly over the window, and the requested one."""
     span_ns = max(until_ns - since_ns, 1)
     looks = {since_ns + span_ns * number // NUM_EARLIER for number in range(NUM_EARLIER)}
     return sorted(looks | ({at_ns} if at_ns is not None else set()))

@@ -1,4 +1,4 @@
-"""What an engine's processes take of the host: cores and memory, as the host's sampler tells."""
+"""Host resources of an engine's processes: cores and memory, from the host's sampler."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from inferscope.records import CounterSample
 
 TELLS_CPU = "host"
 _GONE_NS = 1_500_000_000
-"""A process of which nothing was told for this long is not counted any more."""
+"""Time without samples after which a process is no longer counted."""
 _SILENT_NS = 2_000_000_000
 
 
 class HostUse:
-    """The processes of one engine."""
+    """Host resources of one engine's processes."""
 
     def __init__(self) -> None:
         self._told: dict[int, tuple[int, float, float]] = {}
-        """By pid: when it was told, cores, resident bytes."""
+        """Time of the sample, cores and resident bytes, by PID."""
 
     def take(self, record: CounterSample, pids: Collection[int]) -> dict[str, float]:
-        """Take a sample, if it is of one of these processes; return the sums over all of them."""
+        """Add a sample of one of these processes; return the sums over all of them."""
         pid, cpu_ns = record.values.get("pid"), record.values.get("cpu_ns")
         if pid is None or cpu_ns is None or pid not in pids:
             return {}
@@ -33,5 +33,5 @@ class HostUse:
         }
 
     def is_told(self, now_ns: int) -> bool:
-        """Tell whether any of them was told of lately."""
+        """Return whether any of the processes was sampled recently."""
         return any(now_ns - each[0] < _SILENT_NS for each in self._told.values())

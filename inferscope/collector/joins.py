@@ -1,9 +1,9 @@
-"""An engine's steps, from the first word of each until all of its records are in.
+"""Join of an engine's steps: from the first record of each until all of its records are in.
 
-Slices come from one ring, spans from one ring per rank; they meet by the step's number and prove it
-by the digest. A step that is complete, or that will not become so, is split, booked and forgotten.
-What it does to its requests' ledgers waits on the timeline until no step that began before it is
-still open to change.
+Slices come from one ring, spans from one ring per rank. They are joined by the step's number and
+verified by the digest. A step that is complete, or cannot become complete, is split, booked and
+forgotten. Its effects on the requests' ledgers wait on the timeline until no step that began before
+it can still change.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ from inferscope.records import StepPlan, StepSlices, StepSpan
 MAX_PENDING_STEPS = 256
 _KEPT_JOINED = 512
 ARRIVALS_NS = 100_000_000
-"""An engine whose loop has planned no further step for this long has written every arrival during
-the last one."""
+"""Time without a further plan after which all arrivals during the last step are recorded."""
 OVERDUE_NS = 10_000_000_000
-"""Longest part of a step that may hold back the requests that are not in it."""
+"""Longest part of a step that may delay the ledgers of requests that are not in it."""
 _STILL_TO_COME_NS = 1_000_000_000
-"""Records of a step that has ended are in by then: the follower waits half of it at most."""
+"""Time after its end by which all records of a step are in: the follower waits half of it."""
 
 
 class Joins:
-    """The steps of one engine that are not split yet.
+    """Steps of one engine that are not split yet.
 
     Attributes:
-        num_unjoined: steps whose records contradict each other or never came together.
-        num_partial: steps that were split without some rank's span.
-        num_joined: steps that were executed, in all.
-        block_tokens: tokens in a KV block, 0 where the engine does not say.
+        num_unjoined: number of steps whose records are inconsistent or incomplete.
+        num_partial: number of steps that were split without some rank's span.
+        num_joined: number of executed steps.
+        block_tokens: tokens in a KV block; 0 if the engine does not report it.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class Joins:
         """Start without steps.
 
         Args:
-            rings: the engine's, by number.
-            lives: its requests.
-            book: the cost models in force.
-            timeline: takes what steps do to ledgers.
-            bookings: takes the steps.
-            sinks: receive final steps.
+            rings: the engine's rings by number.
+            lives: lifecycles of its requests.
+            book: cost models in force.
+            timeline: receives the effects of steps on ledgers.
+            bookings: receives the steps.
+            sinks: receivers of final steps.
         """
         self._rings = rings
         self._lives = lives
@@ -79,24 +78,24 @@ class Joins:
         self.num_joined = 0
         self.block_tokens = 0
         self._pending: dict[tuple[int, int], PendingStep] = {}
-        """By data-parallel rank and step."""
+        """Pending steps by data-parallel rank and step number."""
         self._joined: Recent[tuple[int, int]] = Recent(_KEPT_JOINED)
-        """Those that were split, and when they had ended."""
+        """Ends of the steps that were split."""
         self._joined_steps: list[Joined] = []
-        """Not split yet."""
+        """Joined steps that are not split yet."""
         self._newest: dict[int, tuple[int, int, int]] = {}
-        """The newest step that was split, its start and its end, by data-parallel rank."""
+        """Number, start and end of the newest split step, by data-parallel rank."""
 
     # --- records ------------------------------------------------------------------------------
 
     def plan(self, ring: RingState, plan: StepPlan) -> None:
-        """Take the scheduler's word that a step begins."""
+        """Take a scheduler's plan of a step."""
         pending = self._pending_step(ring, plan.step, plan.start_ns, plan.t_ns)
         pending.binding = plan.binding
         pending.planned_ns = max(plan.start_ns, min(plan.end_ns, plan.t_ns))
 
     def slices(self, ring: RingState, slices: StepSlices) -> None:
-        """Take who is in a step."""
+        """Take the slices of a step."""
         pending = self._pending_step(ring, slices.step, slices.t_ns, slices.t_ns)
         pending.slices = slices
         pending.ring = ring.opened.ring
@@ -125,15 +124,15 @@ class Joins:
         self._join(pending)
 
     def give_up(self, now_ns: int) -> None:
-        """Do without the records that will not come any more, and wait no longer for hung steps."""
+        """Stop waiting for missing records, and for steps that hang."""
         for pending in list(self._pending.values()):
             at_ns = pending.seen_ns
             rings = [ring for ring in self._rings.values() if ring.dp_rank == pending.dp_rank]
             speakers = [ring for ring in rings if not ring.is_front_end]
             pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(at_ns))
             cores = [ring for ring in speakers if not ring.is_worker] or speakers
-            # Who computed what is told when it was executed. Until then a core that plans for
-            # other processes, and has no spans of its own to wait for, has not missed anything.
+            # Slices may be recorded as late as the step's execution. Until then a core that plans
+            # for other processes, and has no spans of its own, has not missed any of them.
             pending.is_unsliced = not self._awaits_span(pending) and all(
                 ring.is_past(at_ns) for ring in cores
             )
@@ -141,10 +140,10 @@ class Joins:
         self._pass_overdue(now_ns)
 
     def _pass_overdue(self, now_ns: int) -> None:
-        """Hold back no others for steps that have lasted too long.
+        """Stop delaying other requests for overdue steps.
 
-        An engine may hang while its probe reports on. The ledgers of the requests that run on that
-        replica wait until the step ends, or they do.
+        An engine may hang while its probe continues to report. The ledgers of the requests that run
+        on that replica wait until the step or the request ends.
         """
         oldest: dict[int, PendingStep] = {}
         for pending in self._pending.values():
@@ -157,12 +156,12 @@ class Joins:
             if now_ns - start_ns > OVERDUE_NS:
                 pending.booked_ns = until_ns
                 if pending is oldest[pending.dp_rank]:
-                    # Those who run at its start, and those who are admitted to it later.
+                    # Requests that run at its start, and requests admitted to it later.
                     for at_ns in (start_ns, until_ns - 1):
                         self._timeline.push(at_ns, self._hold, pending, start_ns, until_ns)
 
     def _hold(self, pending: PendingStep, start_ns: int, until_ns: int) -> None:
-        """Hold back the ledgers of all that run on the replica of a step that has not ended."""
+        """Suspend the ledgers of all requests that run on the replica of an unfinished step."""
         table, ledger = self._lives.table, self._lives.table.ledger
         slots = {
             ring.slots.get(index)
@@ -190,14 +189,14 @@ class Joins:
         self._timeline.push(pending.start_ns, ledger.release, pending.held)
 
     def pending(self) -> Iterable[PendingStep]:
-        """Return the steps of which something is still to come."""
+        """Return the steps that are still incomplete."""
         return self._pending.values()
 
     def has_just_begun(self, ring: RingState, now_ns: int) -> bool:
         """Return whether a ring is silent because its replica was idle until a moment ago.
 
         An idle process reports every 10 s. Once a step has begun it has the usual time to report,
-        unless its process is gone.
+        unless its process has exited.
         """
         return not ring.is_gone(now_ns) and any(
             step.dp_rank == ring.dp_rank
@@ -207,7 +206,7 @@ class Joins:
         )
 
     def needs(self, ring: int) -> bool:
-        """Return whether a step that is not booked yet has records of a ring."""
+        """Return whether a step that is not booked yet has records from a ring."""
         if any(step.ring == ring or ring in step.spans for step in self._pending.values()):
             return True
         runs = [step.run for step in self._joined_steps]
@@ -217,11 +216,11 @@ class Joins:
         return any(span.ring == ring for run in runs for span in run.ranks)
 
     def oldest_ns(self, now_ns: int) -> int | None:
-        """Return the start of the oldest time that is not completely known, if there is one.
+        """Return the start of the oldest incomplete step; None if there is none.
 
-        A step stays incomplete after it was split: an engine takes in requests between two steps,
-        so one that arrived during a step is written after it. The next plan, or `ARRIVALS_NS`
-        without one, shows that all of them have been read.
+        A step remains incomplete after it is split: an engine reads its inbox between two steps, so
+        a request that arrived during a step is recorded after it. The next plan, or `ARRIVALS_NS`
+        without one, shows that all of these records have been read.
         """
         starts_ns = [step.open_ns for step in self._pending.values()]
         newest = {step.dp_rank: step.step for step in self._pending.values()}
@@ -231,9 +230,9 @@ class Joins:
         return min(starts_ns, default=None)
 
     def hung_since_ns(self) -> int | None:
-        """Return the start of the oldest step that holds up all: what devices do is not known.
+        """Return the start of the oldest hung step that blocks all; device use since is unknown.
 
-        None where there is none, or none that a request waits for: it was broken off, perhaps.
+        None if there is none, or if no request waits for it: the engine may have abandoned it.
         """
         is_hung = self._lives.table.ledger.is_hung
         return min(
@@ -255,15 +254,15 @@ class Joins:
         )
 
     def busy_until_ns(self, now_ns: int) -> int:
-        """Return when the newest step ended: now where one is not over."""
+        """Return when the newest step ended; now if a step is still running."""
         if self._pending:
             return now_ns
         return max((end_ns for _, _, end_ns in self._newest.values()), default=now_ns)
 
     def worked_until_ns(self, ring: RingState) -> int:
-        """Return up to when a process that is gone is known to have worked.
+        """Return the last time at which an exited process is known to have worked.
 
-        That is its last record; with a step of its replica under way, where that began.
+        That is the time of its last record, or the start of its replica's running step.
         """
         dp_rank = ring.dp_rank
         starts_ns = [step.start_ns for step in self._pending.values() if step.dp_rank == dp_rank]
@@ -273,7 +272,7 @@ class Joins:
         return min(ring.last_ns, max(min(starts_ns), ended_ns))
 
     def complete(self) -> None:
-        """Take the newest steps for completely known: no more records come."""
+        """Mark the newest steps as complete: no more records follow."""
         self._newest.clear()
 
     def _pending_step(self, ring: RingState, step: int, start_ns: int, t_ns: int) -> PendingStep:
@@ -294,10 +293,10 @@ class Joins:
     # --- joining ------------------------------------------------------------------------------
 
     def _is_awaited(self, pending: PendingStep) -> bool:
-        """Tell whether records of a step are still to come."""
+        """Return whether records of a step are still expected."""
         told, past = pending.spans, pending.past
         if pending.slices is None and not pending.is_unsliced:
-            # A dummy step has none. Nobody knows which step is one before its first span.
+            # A dummy step has no slices; only its first span identifies it as a dummy.
             if not told or not all(span.dummy for span in told.values()):
                 return True
         elif not told and not past:
@@ -305,7 +304,7 @@ class Joins:
         return len(told) < len(self._rings) and self._awaits_span(pending)
 
     def _awaits_span(self, pending: PendingStep) -> bool:
-        """Tell whether some rank is still to say when it executed a step."""
+        """Return whether some rank's span of a step is still expected."""
         told, past = pending.spans, pending.past
         for number, ring in self._rings.items():
             if (
@@ -319,7 +318,7 @@ class Joins:
         return False
 
     def _join(self, pending: PendingStep) -> None:
-        """Split the step if all its records are in, or the rest will not come."""
+        """Join a step if all its records are in, or the rest are not expected any more."""
         if self._is_awaited(pending):
             return
         spans, slices, rings = pending.spans, pending.slices, self._rings
@@ -356,8 +355,8 @@ class Joins:
     def settle(self) -> None:
         """Split and book the steps that were joined since the last time.
 
-        Results do not depend on when that is. It must be before anything changes on which they
-        rest: what the engine says of itself, names of requests, samples of its devices.
+        Results do not depend on when this is called. It must be called before any of their inputs
+        changes: the engine's description, request names, samples of its devices.
         """
         if not self._joined_steps:
             return
@@ -370,7 +369,7 @@ class Joins:
                 self._bookings.emit_steps(step, columns, at)
 
     def _lacks_span(self, pending: PendingStep) -> bool:
-        """Return whether a rank that was there when a step began did not report its execution."""
+        """Return whether a rank that existed when a step began did not report its execution."""
         rings = self._rings
         missing = [
             rings[number]
@@ -381,7 +380,7 @@ class Joins:
         return any(newest.get(ring.slots.teller) is ring for ring in missing)
 
     def _do_without(self, pending: PendingStep) -> None:
-        """Give up what a step still lacks: too many wait."""
+        """Close an incomplete step because too many are pending."""
         if pending.spans and pending.slices is None and self._has_no_core(pending.dp_rank):
             pending.is_unsliced = True
             pending.past.update(self._rings)
@@ -396,14 +395,14 @@ class Joins:
             self._note_bare(pending)
 
     def _note_bare(self, pending: PendingStep) -> None:
-        """Count a step of known requests of which no rank reported the execution."""
+        """Count a step of known requests whose execution no rank reported."""
         if pending.slices is not None and not self._is_cut_short(pending):
             self.num_unjoined += 1
             self._rings[pending.ring].has_bare_steps = True
             self._note_untimed(pending)
 
     def _is_cut_short(self, pending: PendingStep) -> bool:
-        """Return whether all processes that execute a replica's steps ended within this one."""
+        """Return whether all processes that execute a replica's steps exited within this one."""
         newest = self._newest.get(pending.dp_rank)
         if newest is not None and newest[0] > pending.step:
             return False
@@ -412,7 +411,7 @@ class Joins:
         return bool(ranks) and all(ring.is_out for ring in ranks)
 
     def _note_untimed(self, pending: PendingStep) -> None:
-        """Mark the requests of a step that has no execution: their ledgers have a hole."""
+        """Mark the requests of a step without an execution: their ledgers have a gap."""
         found = pending.slices and read(
             self._rings[pending.ring], pending.slices, self._lives.table
         )
@@ -428,9 +427,9 @@ class Joins:
         )
 
     def _has_no_core(self, dp_rank: int) -> bool:
-        """Return whether no ring here reports slices of a replica's steps.
+        """Return whether no ring on this host reports slices of a replica's steps.
 
-        Its core is on another host, or cannot be observed.
+        Its core runs on another host, or cannot be observed.
         """
         return not any(
             ring.opened.role == "core"
@@ -440,7 +439,7 @@ class Joins:
         )
 
     def _book_unnamed(self, pending: PendingStep, run: Execution) -> None:
-        """Book a step of requests that are known on another host."""
+        """Book a step whose requests are known only on another host."""
         self.settle()
         split, unnamed = divide(self._book, run)
         prefill_ns = self._bookings.book_unnamed(split, unnamed, run)
@@ -450,7 +449,7 @@ class Joins:
             self._bookings.emit_unnamed_steps(step, unnamed)
 
     def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
-        """Book a step of no request, or of nobody knows whom."""
+        """Book a step without requests, or one whose requests are unknown."""
         self.settle()
         split = among_none(run)
         step = _without_requests(pending, run, split, [0] * len(run.ranks))
@@ -466,7 +465,7 @@ class Joins:
 def _without_requests(
     pending: PendingStep, run: Execution, split: SplitStep, prefill_ns: list[int]
 ) -> Joined:
-    """Return a step of which no request is known."""
+    """Return a joined step without known requests."""
     of_step = pending.binding, 0, pending.dp_rank, pending.planned_ns
     return Joined(run, NO_ROWS, True, _NO_SLICES, *of_step, split, prefill_ns)
 

@@ -1,9 +1,9 @@
-"""Objectives over a fold: told of every record and of every end, it has the requests judged.
+"""SLO evaluation over a fold: a sink and listener that passes requests to their engine's judge.
 
     source = RingSource(…, sinks=(judging,), listen=judging.listen)
     judging.watch(source.collector)
 
-The fold itself knows nothing of objectives; its digest is the same with and without.
+The fold itself is independent of objectives; its digest is the same with and without them.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge
 
 _UNTOLD = (OFF, FAILED, OVER_BUDGET)
 _SEEN_FROM_START_NS = 10_000_000_000
-"""A fold that begins as long as this after its engine has not seen the start."""
+"""Delay between an engine's start and the fold's from which the start counts as unobserved."""
 
 
 class Judging:
-    """Judges the requests of a fold's engines on their way to a sink."""
+    """Sink that judges the requests of a fold's engines and passes them on to another sink."""
 
     def __init__(self, judge_of: Callable[[str], Judge], sink: Sink | None = None) -> None:
-        """Take what makes the judge of an engine, and who gets what is judged."""
+        """Set the factory of judges by engine ID, and the sink that receives judged requests."""
         self._judge_of = judge_of
         self._sink = sink
         self._judges: dict[str, Judge] = {}
         self._collector: Collector | None = None
 
     def watch(self, collector: Collector) -> None:
-        """Take the fold, before its first record."""
+        """Set the fold before its first record."""
         self._collector = collector
 
     def listen(self, ring: int, record: Record) -> None:
-        """Let deadlines pass."""
+        """Check deadlines at every Tick."""
         if type(record) is not Tick or self._collector is None:
             return
         for engine in self._collector.engines.values():
             if _is_untold(engine):
-                continue  # a deadline passes for nobody who is not spoken of
+                continue  # without records of its requests no deadline can be evaluated
             self._judge(engine).tick(
                 record.t_ns,
                 engine.lives.table.by_id,
@@ -81,25 +81,25 @@ class Judging:
 
 
 def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
-    """Return the causes of a life so far."""
+    """Return a request's time so far by cause, in nanoseconds."""
     lives = engine.lives
     known = lives.table.by_id[request.request_id]
     return lives.ledger_of(known, engine.now_ns, unfolded=engine.unfolded)
 
 
 def _is_untold(engine: EngineFold) -> bool:
-    """Tell whether a probe that should tell of the engine's requests is silent by its own word."""
+    """Return whether a current probe reports that it does not observe the engine's requests."""
     return any(ring.state in _UNTOLD for ring in in_office(engine.rings.values(), engine.now_ns))
 
 
 def _is_only_unseen(engine: EngineFold) -> bool:
-    """Tell whether it was a probe that ended, and the engine may work on."""
+    """Return whether only probes stopped observing, so that the engine may still run."""
     lost = [ring for ring in engine.rings.values() if ring.is_lost]
     return bool(lost) and all(ring.state in _UNTOLD for ring in lost)
 
 
 def _started_ns(engine: EngineFold) -> int | None:
-    """Return when an engine was started; None where the fold was not there."""
+    """Return when an engine was started; None if the fold did not observe the start."""
     starts = [ring.opened.start_ns for ring in engine.rings.values() if not ring.is_front_end]
     if not starts or engine.first_ns is None:
         return None

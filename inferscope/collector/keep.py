@@ -1,7 +1,7 @@
-"""What a fold keeps for those who look at it, beside the requests that are not final yet.
+"""Retention limits of a fold for its readers, besides the requests that are not final yet.
 
-A screen shows quantiles of the last minutes and the requests of late. A collector hands on what is
-final, and of the rest needs little: with a hundred engines what nobody looks at is not kept.
+A screen shows quantiles of the last minutes and recent requests. A collector exports final records
+and needs little else: with a hundred engines, data without a reader is not kept.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 
 
 class Keep(NamedTuple):
-    """What to keep; without arguments all of it."""
+    """Limits on what a fold keeps; the defaults keep everything."""
 
     seconds: int = 320
-    """That windows reach back, at most: a few kilobytes each."""
+    """Maximum window length in seconds; each second costs a few kilobytes."""
     durations: tuple[str, ...] = DURATIONS
-    """Whose distributions windows have; the others' quantiles are unknown."""
+    """Names of the durations with distributions in windows; other quantiles are unknown."""
     finished: int = 200
-    """Requests that became final lately, at most."""
+    """Maximum number of recently finished requests."""
     in_flight: int = 65_536
-    """Maximum of requests that are not final, of some 3 KB each; further ones are not followed."""
+    """Maximum number of requests in flight, about 3 KB each; further ones are not followed."""
     digest: bool = True
-    """Of all that is final, by which two folds of the same records are compared."""
+    """Whether to compute a digest of all final records, for comparing folds of the same records."""
 
 
 ALL = Keep()

@@ -1,9 +1,9 @@
-"""Which ring files were read already, so that each is read once and none is missed.
+"""Registry of the ring files read so far, so that each is read once and none is missed.
 
-A file is known by path and inode. File systems use the inode of a deleted file again at once, and a
-restarted process may have the same id: so a file that was changed after its reader was closed
-counts as new if its header states another process. A folder may be out of sight for a while
-(unmounted, moved): what is missing stays known for an hour.
+A file is identified by path and inode. File systems reuse the inode of a deleted file at once, and
+a restarted process may have the same ID: so a file that changed after its reader was closed counts
+as new if its header names another process. A directory may be missing for a while (unmounted,
+moved): a missing file stays registered for an hour.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from inferscope.ring.layout import Identity
 
 MISSING_NS = 3600 * 1_000_000_000
-"""Time after which a missing file is forgotten: engines that restart for months leave thousands."""
+"""Time after which a missing file is forgotten: months of engine restarts leave thousands."""
 File = tuple[Path, int]
 """Path and inode."""
 
@@ -25,11 +25,11 @@ class _Known(msgspec.Struct):
     seen_ns: int
     changed_ns: int
     identity: Identity | None = None
-    """None where it could not be read, or not any more."""
+    """Identity in the header; None if the file could not be read or must be read again."""
 
 
 class KnownRings:
-    """The ring files that were found by now."""
+    """Registry of the ring files found so far."""
 
     def __init__(self) -> None:
         self._by_file: dict[File, _Known] = {}
@@ -37,12 +37,12 @@ class KnownRings:
     def unread(
         self, paths: Iterable[Path], now_ns: int, *, is_in_use: Callable[[Path, Identity], bool]
     ) -> list[File]:
-        """Return the files that are new, that may have been replaced, or could not be read.
+        """Return the files that are new, may have been replaced, or could not be read.
 
         Args:
-            paths: all that there are now.
-            now_ns: the time.
-            is_in_use: returns whether a file needs no check, because it is open, say.
+            paths: all files that exist now.
+            now_ns: current time.
+            is_in_use: predicate for files that need no check, for example because they are open.
         """
         found = []
         for path in paths:
@@ -67,17 +67,17 @@ class KnownRings:
         return found
 
     def is_new(self, file: File, identity: Identity) -> bool:
-        """Note the process that a file belongs to; return whether that is another one now."""
+        """Record the process that a file belongs to; return whether the process has changed."""
         known = self._by_file[file]
         before, known.identity = known.identity, identity
         return identity != before
 
     def fail(self, path: Path) -> None:
-        """Note that a file can be read no more: it is tried again."""
+        """Mark a file as unreadable, so that it is tried again."""
         self.fail_all((path,))
 
     def fail_all(self, paths: Collection[Path]) -> None:
-        """Return these files as unread again."""
+        """Mark files as unread, so that they are tried again."""
         for file, known in self._by_file.items():
             if file[0] in paths:
                 known.identity = None

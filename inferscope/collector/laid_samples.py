@@ -1,7 +1,7 @@
-"""Samples as they lie over the steps of a device's ranks, and the tenths that these are of.
+"""Allocation of counter samples to the steps of a device's ranks, by 100 ms bucket.
 
 samples   │◄───── a ─────►│◄───── b ─────►│
-tenths    ┊◄───── 7 ────────►┊◄───── 8 ──────►┊        b gives to 7 what lies in its first part
+buckets   ┊◄───── 7 ────────►┊◄───── 8 ──────►┊        bucket 7 gets the first part of b
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 Term = tuple[int, float, int]
-"""Where in what a tenth is given, so much per unit, of what is expected."""
+"""Index in a bucket's amounts, rate per unit, and column of the expected amounts."""
 
 _BUSY, MOVING = NUM_EXPECTED, NUM_EXPECTED + 1
-"""Rows of what `StepBuffer.amounts_until` adds."""
+"""Additional rows of `StepBuffer.amounts_until`."""
 
 
 class _Window:
-    """A long sample's window.
+    """Window of a long sample.
 
     Attributes:
-        whole: what is expected of the steps in it.
-        parts: of that, with what the tenths are given that these are of.
-        busy_ns: for how long they ran.
+        whole: expected amounts of the steps in the window.
+        parts: amounts of the overlapping buckets, each with its part of `whole`.
+        busy_ns: time in which the steps ran.
     """
 
     __slots__ = ("busy_ns", "parts", "whole")
@@ -60,11 +60,11 @@ class _Window:
 
 
 class Laid:
-    """Long samples as they lie over the steps.
+    """Long samples allocated to steps.
 
     Attributes:
-        sums: [samples][NUM_EXPECTED], of the steps in each.
-        busy_ns: [samples], for how long any step ran.
+        sums: expected amounts of the steps in each sample, [samples][NUM_EXPECTED].
+        busy_ns: time in which any step ran, [samples].
     """
 
     def __init__(self, steps: Collection[StepBuffer], samples: list[CounterSample]) -> None:
@@ -81,7 +81,7 @@ class Laid:
                     until = each.place(end_ns if is_last else begins_ns[at])
                     amounts = each.between(since, until)
                     window.whole = list(map(add, window.whole, amounts))
-                    if at:  # else its tenth is settled
+                    if at:  # else its bucket is settled
                         window.parts.append((tenths[at - 1][0].given, amounts))
                     since = until
                     if is_last:
@@ -95,7 +95,7 @@ class Laid:
             self.busy_ns = _busy_ns(steps, starts_ns, ends_ns).tolist()
 
     def give(self, place: int, terms: list[Term]) -> None:
-        """Give a sample to the tenths that it reaches into."""
+        """Add a sample to the buckets that it overlaps."""
         for given, part in self._parts[self._windows[place]]:
             for into, rate, column in terms:
                 given[into] += rate * part[column]
@@ -104,12 +104,12 @@ class Laid:
 def laid_short(
     steps: Collection[StepBuffer], window: Window
 ) -> tuple[Floats, Floats, list[tuple[Amounts, slice, Floats]]]:
-    """Lay short samples over the steps.
+    """Allocate short samples to steps.
 
     Returns:
-        [rows of `StepBuffer.amounts_until`, samples], of the steps in them; [samples], for how
-        long any step ran; and what each tenth is given, with the samples that reach into it, and
-        the first of these of its own steps.
+        Amounts of the steps in each sample, [rows of `StepBuffer.amounts_until`, samples]; time
+        in which any step ran, [samples]; and for each bucket its amounts, the slice of overlapping
+        samples, and the amounts of its own steps in these.
     """
     from_ns, to_ns, num = window.from_ns, window.to_ns, len(window.from_ns)
     first_ns, last_ns = from_ns.item(0), to_ns.item(-1)
@@ -122,7 +122,7 @@ def laid_short(
         until = each.amounts_until(times_ns)
         lower, upper, bounds = until[:, :num], until[:, num : 2 * num], until[:, 2 * num :]
         sums += upper - lower
-        # After a stall there are thousands of samples and hundreds of tenths.
+        # After a stall there are thousands of samples and hundreds of buckets.
         firsts = to_ns.searchsorted(bounds_ns[:-1], "right").tolist()
         lasts = from_ns.searchsorted(bounds_ns[1:]).tolist()
         for at, (tenth, _, _) in enumerate(tenths):
@@ -135,7 +135,7 @@ def laid_short(
 
 
 def _busy_ns(steps: Collection[StepBuffer], from_ns: Ints, to_ns: Ints) -> Floats:
-    """Return for how long any step of several ranks ran in each sample: [samples]."""
+    """Return the time in which any step of several ranks ran in each sample: [samples]."""
     between = [each.spans_between(int(from_ns.min()), int(to_ns.max())) for each in steps]
     starts_ns, ends_ns = one_by_one(*map(np.concatenate, zip(*between, strict=True)))
     spans_ns = (ends_ns - starts_ns).astype(np.float64)[None]
@@ -145,7 +145,7 @@ def _busy_ns(steps: Collection[StepBuffer], from_ns: Ints, to_ns: Ints) -> Float
 
 
 def terms_of(counted: int, phase: int, rate: float, *, is_blurred: bool) -> list[Term]:
-    """Return what a tenth gets of a long sample that counts by one thing that is expected."""
+    """Return the terms that add a long sample to a bucket by one expected amount."""
     at, column = phase * NUM_COUNTED + counted, BY_EXPECTED[counted] + phase
     terms = [(VALUES + at, rate, column), (KNOWN + at, 1.0, column)]
     if is_blurred:
@@ -156,7 +156,7 @@ def terms_of(counted: int, phase: int, rate: float, *, is_blurred: bool) -> list
 def terms_of_short(
     counted: int, rates: Floats, known: Floats, blurred: Floats, *, row: int
 ) -> list[tuple[int, Floats, int]]:
-    """Return the same of short samples: [samples] each, by rows of which some are moving time."""
+    """Return the same terms for short samples, [samples] each; some rows are moving time."""
     terms = []
     for phase in (0, 1):
         at, column = phase * NUM_COUNTED + counted, BY_EXPECTED[counted] + phase
@@ -166,11 +166,11 @@ def terms_of_short(
 
 
 def terms_of_energy(rates: Sequence[T], known: T) -> list[tuple[int, T, int]]:
-    """Return the same of energy, which is always divided: by time, bytes and FLOPs.
+    """Return the same terms for energy, which is always divided by time, bytes and FLOPs.
 
     Args:
-        rates: per unit of prefill time, decode time, bytes and FLOPs.
-        known: 1, or of short samples whether each is.
+        rates: energy per unit of prefill time, decode time, bytes and FLOPs.
+        known: 1 for a long sample; for short samples, whether each is known.
     """
     terms = []
     for phase in (0, 1):

@@ -1,7 +1,7 @@
-"""The lives of one engine's requests: what each event does to ledger, metrics and finality.
+"""Lifecycle of one engine's requests: effects of each event on ledger, metrics and finality.
 
-These are the actions of the timeline: they run in the order of the time at which things happened,
-once nothing that happened before can change any more.
+These are the actions of the timeline: they run in the order of event time, once nothing earlier can
+change any more.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
 Ints = NDArray[np.int64]
 
 _NOT_TAKEN = ("timeout", "client_cancel", "server_abort")
-"""What a front end says of a request that the engine finished and the client did not get."""
+"""Front-end reasons for a request that the engine finished and the client did not receive."""
 _ANSWERS = ("stop", "length")
 _REMEMBERED_ENDS, _REMEMBERED_NS = 4096, 60_000_000_000
-"""Finished requests of which another ring may yet speak: at most, and for how long."""
+"""Number and age limits of finished requests that another ring may still report."""
 _FRONTEND, _PAUSED = CAUSES.index("frontend"), CAUSES.index("paused")
 _NO_ROW: Ints = np.zeros(len(CAUSES), dtype=np.int64)
 
 
 class _Ending(NamedTuple):
-    """A request that is over, and what was true of it then; its ledger may have to wait."""
+    """State of an ended request at its end; its ledger may be booked later."""
 
     request: Request
     is_final: bool
-    """False where it only went out of sight."""
+    """Whether the request ended; False if it is only no longer observed."""
     has_front_end: bool
     last_ns: int
     num_tokens: int
@@ -91,22 +91,22 @@ class _Ending(NamedTuple):
 
 
 class Lives:
-    """Requests from arrival to finality.
+    """State machine of requests from arrival to finality.
 
     Attributes:
         table: requests that are not final.
-        finished: the ones that became final lately, newest last.
-        windows: the last minutes, by second.
-        emissions: what becomes of their tokens.
-        rates: what counts FLOPs and bytes, None where the model's shape does not tell them.
-        prefill_mode: in which prompts were computed last.
-        fit_id: of the cost model in force.
-        clock: device or host: whose clock timed the last step.
-        num_dropped: times that a request went out of sight with its last ring.
-        counters: what samples of its devices say of its steps.
-        is_compute_observed: its processes report when they execute steps.
-        residuals: of the last steps that were not cold, see `cost.verdict`.
-        several_cores_until_ns: when two processes last reported as the same core.
+        finished: recently finished requests, newest last.
+        windows: buckets of the last minutes, by second.
+        emissions: handler of token emissions.
+        rates: FLOPs and bytes per token; None if the model's shape does not determine them.
+        prefill_mode: execution mode of the last prefill.
+        fit_id: ID of the cost model in force.
+        clock: clock that timed the last step, device or host.
+        num_dropped: number of requests that became unobserved with their last ring.
+        counters: join of device samples to the steps.
+        is_compute_observed: whether its processes report step executions.
+        residuals: residuals of the last steps that were not cold, see `cost.verdict`.
+        several_cores_until_ns: last time at which two processes reported as the same core.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class Lives:
         self.num_finished = 0
         self.num_preemptions = 0
         self.num_admissions = 0
-        """Preempted requests are admitted again."""
+        """Number of admissions, including those after preemptions."""
         self.rates: Rates | None = None
         self.num_ranks = 1
-        """That compute a step together, on whatever hosts: each an equal part of its FLOPs."""
+        """Number of ranks that compute a step on all hosts, each an equal part of its FLOPs."""
         self.prefill_mode = ""
         self.fit_id = ""
         self.clock = "host"
@@ -142,39 +142,39 @@ class Lives:
         self.is_compute_observed = True
         self.several_cores_until_ns = -1
         self._ends: Recent[str] = Recent(_REMEMBERED_ENDS, for_ns=_REMEMBERED_NS)
-        """Requests that became final, by id."""
+        """End times of finished requests by ID."""
         self.counters = Counters(self.table.accounts, rings)
         self._held: deque[tuple[int, FinalRequest, EndedRequest]] = deque()
-        """Finished, and waiting for what counters say of them."""
+        """Finished requests that wait for their counter values."""
         self._at_ns = 0
-        """When the fact happened that is being taken."""
+        """Time of the fact that is being processed."""
         self._taken_ns = 0
-        """Up to where facts are taken."""
+        """Time up to which facts are processed."""
         self._is_behind = False
-        """Not all of them are booked."""
+        """Whether some of these facts are not booked yet."""
         self._endings: deque[_Ending] = deque()
-        """In the order of finality."""
+        """Ended requests in the order of finality."""
         self._host_gap_before_ns = 0
         self._idle_before = (0, 0)
 
     # --- windows ------------------------------------------------------------------------------
 
     def take(self, facts: Sequence[Fact], until_ns: int) -> None:
-        """Take the facts before a time, in the order in which they happened."""
+        """Process the facts before a time, in the order in which they happened."""
         for at_ns, action, arguments in facts:
             self._at_ns = at_ns
             action(*arguments)
         self._taken_ns, self._is_behind = until_ns, True
 
     def book(self) -> None:
-        """Book what was taken as one window, and finalise who is over."""
+        """Book the processed facts as one window, and finalize ended requests."""
         self.book_rows()
         ledger = self.table.ledger
         while self._endings and not ledger.is_held(self._endings[0].request.slot):
             self._complete(self._endings.popleft())
 
     def book_rows(self) -> None:
-        """Book what was taken; where windows are cut changes nothing, so a reader may do it."""
+        """Book the processed facts; a reader may do so too, since window bounds do not matter."""
         if self._is_behind:
             self._is_behind = False
             self.table.ledger.fold(self._taken_ns)
@@ -182,12 +182,12 @@ class Lives:
     # --- steps --------------------------------------------------------------------------------
 
     def open_step(self, run: Execution, split: SplitStep, planned_ns: int) -> None:
-        """Begin a step: the host had the floor until now.
+        """Begin a step; the time before it is a host gap or idle time.
 
         Args:
-            run: when it was executed.
-            split: how its time is divided.
-            planned_ns: when its members were chosen.
+            run: execution of the step.
+            split: division of its time.
+            planned_ns: time at which its members were chosen.
         """
         ledger = self.table.ledger
         start_ns = run.start_ns
@@ -213,12 +213,12 @@ class Lives:
             bucket.durations["host_gap"].add(gap_ns, 1)
 
     def count_idle(self, at_ns: int) -> None:
-        """Move idle time that the ledger has explained by now into the windows."""
+        """Add the idle time that the ledger has explained so far to the windows."""
         self.table.ledger.pass_idle(at_ns)
         self._count_idle(at_ns)
 
     def _count_idle(self, at_ns: int) -> Bucket | None:
-        """Return the bucket that it went into, None if there was none."""
+        """Add new idle time to a bucket; return the bucket, or None without idle time."""
         device = self.table.ledger.device
         host_gap_ns, no_work_ns = self._idle_before
         gap_ns, rest_ns = device.idle_host_gap_ns, device.idle_no_work_ns
@@ -235,27 +235,27 @@ class Lives:
     def change(
         self, action: Transition, request: Request, event: RequestEvent, by: SlotMap
     ) -> None:
-        """Do what an event says, unless the request is final.
+        """Apply an event to a request, unless the request has ended.
 
         Args:
-            action: one of the transitions below.
-            request: whose life it is.
-            event: what happened.
-            by: the ring that told of it.
+            action: transition to apply, one of those below.
+            request: request of the event.
+            event: recorded event.
+            by: slot map of the ring that reported it.
         """
         if self.table.holds(request):
             action(self, request, event, by)
 
     def met_front_end(self, request: Request, received_ns: int, pause: tuple[int, int]) -> None:
-        """Take a front end's word that comes after the core's: its times are the true ones.
+        """Apply a front end's times that are reported after the core's: they take precedence.
 
-        If the core's facts are not taken yet, they are taken in the order of time with the front
-        end's. Else the time before them is the front end's.
+        If the core's facts are not processed yet, they are processed in the order of time with the
+        front end's. Otherwise the time before them is booked as `frontend`.
 
         Args:
-            request: of which it speaks.
-            received_ns: when that came.
-            pause: the last one that is over, from when to when.
+            request: request that the front end reports.
+            received_ns: time at which the front end received it.
+            pause: start and end of the last pause that is over.
         """
         table, slot = self.table, request.slot
         request.arrived_at = "http"
@@ -265,7 +265,7 @@ class Lives:
         elif earlier_ns > 0:
             began_ns, ended_ns = pause
             paused_ns = 0
-            if request.arrived_ns >= ended_ns:  # else it was not held on its way to the queue
+            if request.arrived_ns >= ended_ns:  # else the pause did not delay its enqueueing
                 paused_ns = max(0, ended_ns - max(began_ns, received_ns))
             request.arrived_ns = received_ns
             row = _NO_ROW.copy()
@@ -275,7 +275,7 @@ class Lives:
             table.has_front_end[slot] = True
 
     def has_ended(self, request_id: str, at_ns: int) -> bool:
-        """Return whether a request that began then is over: another ring reports it late."""
+        """Return whether a request that began at a time has ended: a report of it is late."""
         request = self.table.by_id.get(request_id)
         if request is not None:
             return request.over_ns is not None and at_ns <= request.over_ns
@@ -296,7 +296,7 @@ class Lives:
         self.tokenised(request, event, by)
 
     def admitted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """It leaves the queue for the first time."""
+        """Note the first admission of a request from the queue."""
         self.num_admissions += 1
         request.admitted_ns = event.at_ns
         request.cached_tokens = event.cached_tokens or 0
@@ -308,7 +308,7 @@ class Lives:
         amounts["cached_tokens"] += request.cached_tokens
 
     def preempted(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """It loses its blocks."""
+        """Note a preemption: the request loses its blocks."""
         request.num_preemptions += 1
         request.preempted_ns.append((event.at_ns, None))
         self.num_preemptions += 1
@@ -316,14 +316,14 @@ class Lives:
         self.table.ledger.note(request.slot, PREEMPTED, event.at_ns)
 
     def resumed(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """It is scheduled again."""
+        """Note that a preempted request is scheduled again."""
         self.num_admissions += 1
         if request.preempted_ns and request.preempted_ns[-1][1] is None:
             request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
         self.table.ledger.note(request.slot, ADMITTED, event.at_ns)
 
     def transferred(self, request: Request, transfer: KvTransfer) -> None:
-        """Its KV blocks have come from another worker."""
+        """Book the transfer of a request's KV blocks from another worker."""
         if not self.table.holds(request):
             return
         if len(request.transfers) < MOST_TRANSFERS:
@@ -333,28 +333,28 @@ class Lives:
         )
 
     def finished_in_engine(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """The engine is through with it; where a front end is seen, that has the last word."""
+        """Note a request's end in the engine; an observed front end reports the final end."""
         if request.finished_ns is not None:
             if by.is_front_end and event.reason in _NOT_TAKEN:
                 request.finish = event.reason
             return
         at_ns, has_front_end = event.at_ns, bool(self.table.has_front_end[request.slot])
-        if not has_front_end:  # it had one, perhaps, and this is late: no token comes after the end
+        if not has_front_end:  # it may have had one: an end never precedes the last token
             at_ns = max(at_ns, self.table.tokens.edges_of(request.slot)[0])
         self._end(request, at_ns, event.reason if event.reason in FINISHES else "error")
         if not has_front_end:
             self._finalise(request)
 
     def last_byte(self, request: Request, event: RequestEvent, by: SlotMap) -> None:
-        """The client has everything."""
+        """Note the delivery of a request's last byte to the client."""
         slot = request.slot
         if request.finished_ns is None:
             request.unbind(by)
             if request.is_in_engine:
-                # The client left first. The engine will say when it noticed, and that is the end.
+                # The client disconnected first; the request ends when the engine reports it.
                 self.table.has_front_end[slot] = False
                 return
-            # No core has spoken of it, or that was not seen.
+            # No core has reported it, or its report was lost.
             request.joined_late |= not self.ledger_missing(request, event.at_ns)
             has_tokens = self.table.tokens.edges_of(slot)[0] > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
@@ -365,16 +365,16 @@ class Lives:
     def lost(
         self, request: Request, by: SlotMap, since_ns: int, at_ns: int, was_killed: bool
     ) -> None:
-        """A process that knew it is gone; a core takes it along.
+        """Note that a process which held a request has exited; with a core the request is lost.
 
-        A core goes on with a request whose front end is gone, and ends it; nobody gets the answer.
+        A core continues a request whose front end has exited; its output is not delivered.
 
         Args:
-            request: in flight there.
-            by: the ring of that process.
-            since_ns: up to when it is known to have worked.
-            at_ns: when that was decided.
-            was_killed: its last word was not that it would be silent.
+            request: request in flight in that process.
+            by: slot map of the process's ring.
+            since_ns: last time at which the process is known to have worked.
+            at_ns: time at which the loss was decided.
+            was_killed: whether its probe was still observing at the end.
         """
         if not self.table.holds(request):
             return
@@ -393,10 +393,10 @@ class Lives:
         self._finalise(request)
 
     def out_of_sight(self, request: Request, by: SlotMap) -> None:
-        """A ring tells no more of it, though its process lives: its end there was not seen.
+        """Note that a ring stopped reporting a request while its process runs.
 
-        A front end that has it still reports its end, without a ledger unless a core is observed
-        then.
+        The end there was not observed. A front end that holds the request still reports its end;
+        the request has a ledger only if a core is observed then.
         """
         if not self.table.holds(request):
             return
@@ -414,10 +414,10 @@ class Lives:
             self._end_with(request, is_final=False)
 
     def ledger_missing(self, request: Request, at_ns: int) -> str:
-        """Return why a request has no ledger at a time; empty where it has one.
+        """Return why a request has no ledger at a time; empty if it has one.
 
-        What only a front end has seen would all be booked as `frontend`; without the times of steps
-        all that a core reports would be `output`.
+        A request observed only at a front end would be booked as `frontend` entirely; without step
+        times, everything that a core reports would be `output`.
         """
         if not (request.is_told_by_core or is_core_observed(self._rings.values(), at_ns)):
             return CORE_NOT_OBSERVED
@@ -432,22 +432,22 @@ class Lives:
     def blame_of(
         self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
     ) -> tuple[BlameShare, ...]:
-        """Return the requests that one has waited for so far; see `ledger_of`."""
+        """Return the requests that a request has waited for so far; see `ledger_of`."""
         ledger_ns = self.ledger_of(request, now_ns, unfolded=unfolded)
         return self.table.ledger.replicas.blame_of(request.slot, ledger_ns, at_ns=now_ns)
 
     def ledger_of(
         self, request: Request, now_ns: int, *, unfolded: tuple[int, int] | None = None
     ) -> dict[str, int]:
-        """Return the causes of a request so far, up to now by the same rules.
+        """Return a request's time by cause up to now, in nanoseconds, by the rules of a final one.
 
-        None are known of a request whose ledger is missing.
+        The result is empty for a request whose ledger is missing.
 
         Args:
-            request: not final.
-            now_ns: the fold's time.
-            unfolded: from when to when the device was busy with steps that are not folded; None
-                where there are none.
+            request: request that is not final.
+            now_ns: time of the fold.
+            unfolded: start and end of the device's busy time in steps that are not folded; None
+                if there are none.
         """
         if self.ledger_missing(request, now_ns):
             return {}
@@ -457,20 +457,20 @@ class Lives:
         return by_cause(up_to_first + after + ledger.until(slot, now_ns, unfolded=unfolded))
 
     def ttft_row(self, request: Request) -> Ints | None:
-        """Return a request's ledger up to its first token; None before that."""
+        """Return a request's ledger up to its first token; None before the first token."""
         if request.first_edge_ns is None:
             return None
         self.book_rows()
         return self._rows(request)[0]
 
     def _rows(self, request: Request) -> tuple[Ints, Ints]:
-        """Return a request's ledger up to its first token, and after it."""
+        """Return a request's ledger up to its first token, and the one after it."""
         row, after = self.table.ledger.rows_of(
             request.slot, is_streamed=request.is_streamed, edge_ns=request.first_edge_ns
         )
         if request.first_edge_ns is not None:
             ttft_ns = request.first_edge_ns - request.arrived_ns
-            if sum(row.tolist()) > ttft_ns:  # its first token was reported behind the watermark
+            if sum(row.tolist()) > ttft_ns:  # its first token was reported after the watermark
                 kept = scaled(row[None, :], np.array([ttft_ns]))
                 after += row - kept[0]
                 row = kept[0]
@@ -486,7 +486,7 @@ class Lives:
         self._end_with(request, is_final=True)
 
     def _end_with(self, request: Request, *, is_final: bool) -> None:
-        """Take no more of a request; it is completed when its ledger is booked."""
+        """Stop processing a request; it is completed when its ledger is booked."""
         table, slot = self.table, request.slot
         last_ns, _ = table.tokens.edges_of(slot)
         self._endings.append(
@@ -505,7 +505,7 @@ class Lives:
         request.over_ns = at_ns
 
     def _complete(self, ending: _Ending) -> None:
-        """Make a request that is over final, and give its slot back."""
+        """Finalize an ended request, and free its slot."""
         request, table = ending.request, self.table
         slot = request.slot
         if not ending.is_final:
@@ -605,11 +605,11 @@ class Lives:
             sink.request(final)
 
     def hand_over(self, through_ns: int, now_ns: int) -> None:
-        """Give the sinks what counters have no more to say of, in the order of finality.
+        """Emit finished requests whose counter values are settled, in the order of finality.
 
         Args:
-            through_ns: up to where all steps are known.
-            now_ns: the fold's time.
+            through_ns: time up to which all steps are known.
+            now_ns: time of the fold.
         """
         held, is_settled = self._held, self.table.accounts.is_settled
         since_ns, num = now_ns - LONGEST_WAIT_NS, 0
@@ -626,7 +626,7 @@ class Lives:
                 sink.request(final)
 
     def end(self) -> None:
-        """Give the sinks what still waits: nothing more comes."""
+        """Emit all waiting requests at the end of the input."""
         if self.counters.is_on:
             self.counters.settle()
         for final in self._counted(len(self._held)):
@@ -634,9 +634,9 @@ class Lives:
                 sink.request(final)
 
     def _counted(self, num: int) -> list[FinalRequest]:
-        """Return the first of the held requests with what counters say of them.
+        """Return the first held requests with their counter values.
 
-        They are put in their places among the finished.
+        They also replace their earlier versions in `finished`.
         """
         if not num:
             return []
@@ -652,7 +652,7 @@ class Lives:
         return counted
 
     def parts_of(self, request: Request) -> tuple[PromptPart, ...]:
-        """Return what the parts of a prompt have cost so far; none where nobody named them."""
+        """Return the cost of each part of a prompt so far; empty if its parts have no labels."""
         row = self.ttft_row(request)
         return prompt_parts(request, self.table.work, row, has_flops=self.rates is not None)
 
@@ -661,12 +661,12 @@ Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
 
 
 def _finish_of(request: Request, finish: str) -> str:
-    """Return how a request ended that the engine is through with, whoever was to deliver it."""
+    """Return the final reason of a request that ended in the engine."""
     return "engine_lost" if request.is_undeliverable and finish in _ANSWERS else finish
 
 
 def by_cause(row: Ints | None) -> dict[str, int]:
-    """Return a ledger's row by name, without the causes that took no time."""
+    """Return a ledger row by cause, without the causes that took no time."""
     if row is None:
         return {}
     return {cause: ns for cause, ns in zip(CAUSES, row.tolist(), strict=True) if ns}

@@ -1,8 +1,8 @@
-"""Putting rings into fold order, and letting time pass between their records.
+"""Merge of rings into fold order, with Ticks between their records.
 
-Within a ring records are in order already; across rings they are merged by (time, ring, sequence).
-Between them, one Tick for every 200 ms of monotonic time: the same grid for every reader, so that
-whoever folds a stream decides its deadlines at the same places.
+Records within a ring are in order already; across rings they are merged by (time, ring, sequence).
+A Tick is inserted for every 200 ms of monotonic time. The grid is the same for every reader, so
+that all folds of a stream evaluate deadlines at the same places.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from inferscope.collector.fold import READER
 from inferscope.records import TICK_NS, Clock, Missed, Record, Tick, encode
 
 RECORD_BYTES = 100
-"""Of each record besides its payload, where what waits is bounded: most are small."""
+"""Memory of a waiting record besides its payload, in bytes: most payloads are small."""
 _END_OF_TIME_NS = 1 << 62
 _MOST_TICKED_NS = 60_000_000_000
-"""Of a silence, at its beginning and at its end."""
+"""Time covered by Ticks at the beginning and at the end of a long silence."""
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """A record with its place in the fold."""
+    """Record with its position in the fold."""
 
     t_ns: int
     ring: int
@@ -33,7 +33,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class Merger:
-    """Collects records of many rings and gives them out in fold order."""
+    """Merger of the records of many rings into fold order."""
 
     def __init__(self) -> None:
         self._waiting: list[Item] = []
@@ -43,11 +43,11 @@ class Merger:
 
     @property
     def num_bytes(self) -> int:
-        """Return how much was taken and is not given out: its payload, and what records take."""
+        """Return the memory of the waiting records: payloads and fixed cost."""
         return sum(len(item.payload) + RECORD_BYTES for item in self._waiting)
 
     def add(self, ring: int, sequence: int, record: Record, payload: bytes) -> None:
-        """Take a record; time within a ring never runs backwards."""
+        """Add a record; time within a ring never runs backwards."""
         t_ns, last_ns = record.t_ns, self._last_ns.get(ring, 0)
         if t_ns < last_ns:
             t_ns = last_ns
@@ -55,15 +55,15 @@ class Merger:
         self._waiting.append(Item(t_ns, ring, sequence, record, payload))
 
     def miss(self, ring: int, num_frames: int, reason: str) -> None:
-        """Note frames that are missing between a ring's last record and its next one."""
+        """Note frames missing between a ring's last record and its next one."""
         t_ns = self._last_ns[ring] = self._last_ns.get(ring, 0) + 1
         missed = Missed(t_ns, ring, num_frames, reason)
         self._waiting.append(Item(t_ns, READER, ring, missed, encode(missed)))
 
     def take(self, until_ns: int | None) -> list[Item]:
-        """Return what is due by a time, in order, Ticks included; None: everything."""
+        """Return the items due by a time in order, Ticks included; None returns all."""
         waiting = self._waiting
-        if len(self._last_ns) > 1:  # one ring's are in order
+        if len(self._last_ns) > 1:  # the records of a single ring are in order
             waiting.sort(key=_place)
         if until_ns is None:
             due, self._waiting = waiting, []
@@ -93,7 +93,7 @@ class Merger:
         if self._next_tick_ns is None:
             self._next_tick_ns = (t_ns // TICK_NS + 1) * TICK_NS
         if t_ns - self._next_tick_ns > 2 * _MOST_TICKED_NS:
-            # Nobody is left who waits for a deadline in a silence as long as this.
+            # All deadlines have passed within the first part of a silence as long as this.
             self._tick_until(self._next_tick_ns + _MOST_TICKED_NS, out)
             self._next_tick_ns = ((t_ns - _MOST_TICKED_NS) // TICK_NS + 1) * TICK_NS
         while self._next_tick_ns <= t_ns:

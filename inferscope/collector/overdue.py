@@ -1,15 +1,14 @@
-"""Which rank the others wait for: it is silent, or has not done what they have.
+"""Detection of overdue ranks: those that are silent or behind their peers.
 
-Ranks of one pipeline stage execute a step at the same time. One that hangs keeps the others from
-the next step, or, where the device waits in a collective, from the end of this one:
+Ranks of one pipeline stage execute a step at the same time. A hung rank delays the others' next
+step or, if the devices wait in a collective, the end of the current one:
 
-    silent      nothing has come from its process for 5 s, and something from another's
-    not over    the others have told their spans of the oldest step, and it has not
-    not begun   they are in that step, and it is in none
+    silent      no record from its process for 5 s, while another process reports
+    not over    the others have reported their spans of the oldest step, and it has not
+    not begun   the others are in that step, and it is in none
 
-A rank in a step that all are in is late with all others: that a step takes long says nothing of
-who hangs in it. A rank that has nothing to do is heard of every ten seconds, when its ring restates
-itself: only silence beyond that is one.
+If all ranks are in a step, its duration does not show which of them hangs. An idle rank reports
+every ten seconds, when its ring writes a keyframe: it is silent only after longer than that.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from inferscope.records import ON
 def overdue(
     rings: Iterable[RingState], steps: Iterable[PendingStep], now_ns: int, *, is_at_work: bool
 ) -> tuple[RankView, ...]:
-    """Return for how long each rank has been waited for by those beside it.
+    """Return how long the other ranks of its stage have waited for each rank.
 
     Args:
-        rings: of an engine.
-        steps: of which something is still to come.
-        now_ns: the fold's time.
-        is_at_work: requests run, or a step is under way; who has nothing to do may be silent.
+        rings: rings of an engine.
+        steps: incomplete steps.
+        now_ns: time of the fold.
+        is_at_work: whether requests run or a step is in progress; idle ranks may be silent.
     """
     there = in_office(rings, now_ns)
     heard_ns = max((ring.last_ns for ring in there), default=0) if is_at_work else 0
@@ -55,7 +54,7 @@ def overdue(
 
 
 def _since(group: Sequence[RingState], step: PendingStep | None, heard_ns: int) -> list[int]:
-    """Return since when each of some ranks has been waited for, 0 for one that is not."""
+    """Return the time since which the others wait for each rank; 0 for a rank not waited for."""
     spans = {} if step is None else step.spans
     told_ns = [spans[ring.opened.ring].t_ns for ring in group if ring.opened.ring in spans]
     under_way_ns = [ns for ring in group if (ns := _under_way_since(ring))]
@@ -73,7 +72,7 @@ def _since(group: Sequence[RingState], step: PendingStep | None, heard_ns: int) 
 
 
 def _under_way_since(ring: RingState) -> int:
-    """Return when the step began that a rank is in by its last report, 0 for none."""
+    """Return when the step began that a rank is in by its last report; 0 without one."""
     health = ring.health
     if health is None or health.complete_through_ns >= health.t_ns:
         return 0

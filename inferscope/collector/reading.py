@@ -1,4 +1,4 @@
-"""From a step's slices to whose rows they are."""
+"""Mapping of a step's slices to the slots of their requests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_PAIRS = 1 << 40
 
 
 def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Ints, bool] | None:
-    """Return the slots of a step's rows, and whether each is of another request.
+    """Return the slots of a step's rows, and whether each row has a request of its own.
 
     None if its columns have different lengths, or more pairs than any engine computes in a step.
 
     Args:
-        ring: that tells of them.
-        slices: the step's.
-        table: to which requests are added that were never introduced.
+        ring: ring of the slices.
+        slices: slices of the step.
+        table: request table; requests without a previous record are added to it.
     """
     num, rest = divmod(len(slices.requests), 4)
     tokens, contexts = slices.tokens, slices.contexts
@@ -56,9 +56,9 @@ def read(ring: RingState, slices: StepSlices, table: RequestTable) -> tuple[Ints
 
 
 def _slots_of(ring: RingState, indices: NDArray[np.uint32], t_ns: int, table: RequestTable) -> Ints:
-    """Return the slots of a step's rows, adding requests that were never introduced.
+    """Return the slots of a step's rows, adding requests without a previous record.
 
-    A request that is final already has none.
+    A request that is final already has no slot.
     """
     slots = ring.slots.slots(indices)
     for at in np.flatnonzero(slots == 0).tolist():

@@ -1,7 +1,7 @@
-"""Requests of one engine: cold facts in objects, hot numbers in columns, one slot each.
+"""Request table of one engine: cold facts in objects, hot numbers in columns, one slot each.
 
-A slot is an index into the columns here, in the ledger, in `Tokens` and in `Work`; it is given back
-when its request is final.
+A slot is an index into the columns here, in the ledger, in `Tokens` and in `Work`; it is freed when
+its request is final.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Flags = NDArray[np.bool_]
 
 
 class Request(msgspec.Struct, eq=False):
-    """What is known of one request so far. Times are host nanoseconds, None until they come."""
+    """State of one request. Times are host nanoseconds; None until reported."""
 
     request_id: str
     slot: int
     arrived_ns: int
     arrived_at: str
     bindings: list[tuple[SlotMap, int]] = []
-    """The rings that know it, and its index there."""
+    """Slot maps of the rings that report it, each with its index there."""
     external_id: str | None = None
     trace: str = ""
     attributes: dict[str, str] = {}
@@ -42,66 +42,66 @@ class Request(msgspec.Struct, eq=False):
     cached_tokens: int = 0
     queued_ns: int | None = None
     accepted_ns: int | None = None
-    """When its core reported it; later than `queued_ns` where a step was running."""
+    """Time of the core's report; later than `queued_ns` if a step was running."""
     admitted_ns: int | None = None
     first_edge_ns: int | None = None
     finished_ns: int | None = None
     finish: str | None = None
     is_undeliverable: bool = False
-    """The front end that was to deliver it was killed."""
+    """Whether the front end that had to deliver it was killed."""
     num_preemptions: int = 0
     preempted_ns: list[tuple[int, int | None]] = []
-    """From when until when; the last one's end is None until it is resumed."""
+    """Start and end of each preemption; the last end is None until the request resumes."""
     transfers: list[KvTransfer] = []
     adapter: str = ""
     reasoning_tokens: int | None = None
     is_told_by_core: bool = False
-    """A core ring has reported it, and was observed until its end there if that has come."""
+    """Whether a core ring reported it, and was observed until its end there if that has come."""
     joined_late: bool = False
-    """Part of its life was not seen: its ledger has holes."""
+    """Whether part of its lifetime was not observed: its ledger has gaps."""
     is_first_unknown: bool = False
-    """Its first token may be among what was not seen."""
+    """Whether its first token may not have been observed."""
     told_parts: tuple[tuple[str, int], ...] = ()
-    """Of the prompt: names and tokens, as client or server said."""
+    """Names and token counts of the prompt's parts, as client or server declared them."""
     prompt_cost: PromptCost | None = None
-    """Of these parts, from the first chunk on."""
+    """Cost of these parts; None before the first chunk."""
     over_ns: int | None = None
-    """When it ended or went out of sight: what comes from there on is not its own."""
+    """Time at which it ended or became unobserved; later records do not belong to it."""
     is_partial: bool = False
-    """It was in a step of which no rank reported the execution."""
+    """Whether it was in a step whose execution no rank reported."""
     tbt_p99: tuple[int, int] | None = None
-    """Number of events it was computed from, nanoseconds."""
+    """Number of emission events of the estimate, and the p99 in nanoseconds."""
 
     def bind(self, slots: SlotMap, index: int) -> None:
-        """Make the request known to a ring's map."""
+        """Add the request to a ring's slot map."""
         slots.put(index, self.slot)
         self.is_told_by_core |= not slots.is_front_end
         self.bindings.append((slots, index))
 
     def unbind(self, slots: SlotMap) -> None:
-        """Make a ring's map forget the request."""
+        """Remove the request from a ring's slot map."""
         for bound, index in self.bindings:
             if bound is slots:
                 slots.drop(index)
         self.bindings = [binding for binding in self.bindings if binding[0] is not slots]
 
     def is_told_by(self, teller: tuple[str, int]) -> bool:
-        """Tell whether a ring of this role and rank knows the request."""
+        """Return whether a ring of this role and rank reports the request."""
         return any(slots.teller == teller for slots, _ in self.bindings)
 
     @property
     def runs_since_ns(self) -> int | None:
-        """Return when it was admitted last, if that was reported."""
+        """Return when the request was last admitted; None if that was not reported."""
         return self.preempted_ns[-1][1] if self.preempted_ns else self.admitted_ns
 
     @property
     def is_streamed(self) -> bool:
-        """Return whether a first token goes out by itself, as far as is known."""
+        """Return whether the response streams, as far as is known."""
         return self.attributes.get("stream", "").lower() != "false"
 
     @property
     def is_in_engine(self) -> bool:
-        """Tell whether a core knows it."""
+        """Return whether a core holds the request."""
         return any(not slots.is_front_end for slots, _ in self.bindings)
 
 
@@ -109,20 +109,20 @@ class RequestTable:
     """All requests of one engine that are not final yet.
 
     Attributes:
-        ledger: their latency ledgers, by slot.
-        tokens: when their tokens left, by slot.
-        work: what was computed for them, by slot.
-        blocked: when their clients did not read, by slot.
-        accounts: what counters say of it, by slot.
-        by_id: the engine's own id → request.
-        by_slot: slot → request, None for free slots.
-        ids: slot → the engine's own id, "?" for free slots.
-        num_changes: of `ids`.
-        has_front_end: [slots], a front end is seen, so its times count.
-        in_prefill: [slots], its last step computed prompt tokens.
-        is_shared: [slots], it shared a step with another request.
-        num_labelled: requests whose prompts have parts.
-        num_refused: requests that found no room, counted once for each ring that reports them.
+        ledger: latency ledgers by slot.
+        tokens: emission times of tokens by slot.
+        work: computed work by slot.
+        blocked: time in which clients did not read, by slot.
+        accounts: counter values by slot.
+        by_id: requests by the engine's own ID.
+        by_slot: requests by slot; None for free slots.
+        ids: the engine's own IDs by slot; "?" for free slots.
+        num_changes: number of changes of `ids`.
+        has_front_end: whether a front end is observed and its times count, [slots].
+        in_prefill: whether the last step computed prompt tokens, [slots].
+        is_shared: whether the request shared a step with another request, [slots].
+        num_labelled: number of requests whose prompts have parts.
+        num_refused: number of requests beyond the limit, counted once for each ring.
     """
 
     def __init__(self, num_slots: int = 256, *, most: int = 65_536) -> None:
@@ -142,7 +142,7 @@ class RequestTable:
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.num_labelled = 0
         self._free = deque(range(NOBODY + 1, num_slots))
-        """The one that is free for longest goes first: late words on its last owner hit nobody."""
+        """Free slots, longest free first: late records of the previous owner hit no request."""
         self.accounts = CounterShares(self.work, self._free)
         self.accounts.grow(num_slots)
 
@@ -162,11 +162,11 @@ class RequestTable:
         return self.tokens.times_ns
 
     def refuses(self, slots: SlotMap, index: int) -> bool:
-        """Return whether there is no room for another request, and count the one refused.
+        """Return whether the table is full; if it is, count the refused request once.
 
         Args:
-            slots: of the ring that reports it.
-            index: its index there.
+            slots: slot map of the ring that reports the request.
+            index: index of the request in that ring.
         """
         if self._num_held < self._most:
             return False
@@ -176,7 +176,7 @@ class RequestTable:
         return True
 
     def add(self, request_id: str, arrived_ns: int, *, is_front_end: bool, state: int) -> Request:
-        """Give a new request a slot and start its ledger."""
+        """Assign a slot to a new request and start its ledger."""
         if not self._free:
             self._grow()
         slot = self._free.popleft()
@@ -197,7 +197,7 @@ class RequestTable:
         return request
 
     def remove(self, request: Request) -> None:
-        """Forget a request: its slot is given back, its rings no longer know it."""
+        """Remove a request: free its slot, and drop it from the slot maps of its rings."""
         for slots, index in request.bindings:
             slots.drop(index)
         slot = request.slot
@@ -214,18 +214,18 @@ class RequestTable:
         self.accounts.free(slot)
 
     def label(self, request: Request, parts: tuple[tuple[str, int], ...]) -> None:
-        """Take what is said of the parts of a prompt; the last word before its first chunk counts.
+        """Set the parts of a prompt; the last declaration before its first chunk counts.
 
         Args:
-            request: whose prompt it is.
-            parts: names and tokens, at least one.
+            request: request of the prompt.
+            parts: names and token counts, at least one.
         """
         if request.prompt_cost is None:
             self.num_labelled += not request.told_parts
             request.told_parts = parts
 
     def holds(self, request: Request) -> bool:
-        """Return whether a request is not over yet."""
+        """Return whether a request has not ended yet."""
         return self.by_slot[request.slot] is request and request.over_ns is None
 
     def alive(self) -> list[Request]:

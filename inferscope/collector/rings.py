@@ -1,4 +1,4 @@
-"""What the fold knows of one ring: who tells, how far it is heard, which requests it numbers."""
+"""State of an engine's rings in the fold: process, progress, health and succession."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ from inferscope.records import (
 )
 
 SILENT_NS = 5_000_000_000
-"""A ring with requests in flight and no record for this long has lost its process."""
+"""Time without records after which a ring with requests in flight counts as lost."""
 GONE_NS = 15_000_000_000
-"""A ring restates itself every 10 s, idle or not."""
+"""Time without records after which a process counts as exited: keyframes come every 10 s."""
 DROPPED_NS = 60_000_000_000
-"""Time after the last record of a process that was replaced, until its ring is dropped: facts of
-earlier times that still come are judged by the rings that there were."""
+"""Time after the last record of a replaced process until its ring is dropped: late facts are judged
+by the rings that existed at their time."""
 PAST_NS = 500_000_000
-"""A process that is complete up to this long after a step was last spoken of adds nothing to it."""
+"""Time after the last record of a step beyond which a process adds nothing to that step."""
 
 
 class RingState:
-    """What the fold knows of one ring."""
+    """State of one ring in the fold."""
 
     def __init__(self, opened: RingOpened) -> None:
         self.opened = opened
         self.is_front_end = opened.role == "frontend"
-        """Its times are those the client sees."""
+        """Whether the ring belongs to a front end, whose times are the client's."""
         self.slots = SlotMap(opened.role, opened.rank)
         self.clock = DeviceClock()
         self.info: EngineInfo | None = None
         self.dp_rank = 0
-        """Which of the engine's replicas it belongs to; each counts its own steps."""
+        """Data-parallel rank of its replica; each replica numbers its own steps."""
         self.last_ns = opened.t_ns
         self.health: ProbeHealth | None = None
         self.state = ON
         self.cost_ns = self.hidden_ns = 0
         self.has_spans = False
         self.has_bare_steps = False
-        """It has reported who is in a step of which no process reported the execution."""
+        """Whether it reported slices of a step whose execution no process reported."""
         self.is_worker = opened.role not in ("core", "frontend")
-        """Its spans are waited for even before the first."""
+        """Whether it belongs to a worker, whose spans are expected from the start."""
         self.is_out = False
-        """Nobody waits for it any more."""
+        """Whether no further records are expected from it."""
         self.plan: StepPlan | None = None
-        """The last plan of its scheduler."""
+        """Last plan of its scheduler."""
         self.paused_ns: int | None = None
-        """Since when somebody has paused what its process does."""
+        """Start of the pause of its process; None while it is not paused."""
         self.has_lost_frames = False
         self.is_lost = False
         self.is_unsupported = False
-        """Its probe has reported that it cannot observe the engine; it may be closed by now."""
+        """Whether its probe reported that it cannot observe the engine; it may be closed by now."""
         self.listed: set[int] | None = None
-        """Requests that the keyframe being read has named; None outside of one."""
+        """Requests listed so far by the keyframe being read; None outside of a keyframe."""
         self.unlisted: set[int] = set()
-        """Requests that the last keyframe did not name."""
+        """Requests that the last keyframe did not list."""
         self.wall_offsets: Offsets | None = None
-        """Wall clock less monotonic clock in its first and in its newest `Clock`."""
+        """Wall clock minus monotonic clock in its first and in its newest `Clock`."""
 
     def take_clock(self, clock: Clock) -> None:
-        """Note how far apart its process's clocks are."""
+        """Update the offset between the clocks of its process."""
         now = Offsets(*[clock.real_ns - clock.at_ns] * 2, *[clock.real_ns] * 2)
         first = self.wall_offsets or now
         self.wall_offsets = Offsets(
@@ -82,62 +82,62 @@ class RingState:
         )
 
     def placed(self, span: StepSpan) -> RankSpan:
-        """Place one of its spans on the host's clock."""
+        """Return one of its spans on the host's clock."""
         stage = self.info.ranks[1] if self.info is not None else 0
         opened = self.opened
         return rank_span(span, self.clock, ring=opened.ring, rank=opened.rank, stage=stage)
 
     @property
     def is_core(self) -> bool:
-        """Return whether its process has a scheduler."""
+        """Return whether its process runs a scheduler."""
         return not (self.is_front_end or self.is_worker)
 
     @property
     def authority(self) -> int:
-        """Return whose word on the engine counts: the core's, then a worker's, a front end's."""
+        """Return the precedence of its engine description: front end 0, worker 1, core 2."""
         return 0 if self.is_front_end else 1 if self.is_worker else 2
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether its process has said goodbye."""
+        """Return whether its process has written a shutdown record."""
         return self.state == CLOSED
 
     @property
     def is_observing(self) -> bool:
-        """Return whether its probe reports what its process does, by its own state."""
+        """Return whether its probe observes its process, by the state it reports."""
         states = (OFF, FAILED, OVER_BUDGET, UNSUPPORTED)
         return not (self.is_unsupported or self.state in states)
 
     @property
     def is_keeping(self) -> bool:
-        """Return whether requests in flight stay known here: a core's only while it is observed."""
+        """Return whether requests in flight are kept here: a core's only while it is observed."""
         return self.is_observing or not self.is_core
 
     def enter(self, state: int) -> None:
-        """Take the probe's state from a keyframe or a report."""
+        """Set the probe's state from a keyframe or a report."""
         self.state = state
         self.is_unsupported |= state == UNSUPPORTED
 
     def is_silent(self, now_ns: int) -> bool:
-        """Tell whether it has said goodbye, or nothing for long although it is switched on."""
+        """Return whether the ring is closed, or has no record for `SILENT_NS` although it is on."""
         return self.is_closed or (self.state != OFF and now_ns - self.last_ns > SILENT_NS)
 
     def is_gone(self, now_ns: int) -> bool:
-        """Tell whether its process has said goodbye, or nothing for too long."""
+        """Return whether the ring is closed, or has no record for `GONE_NS` although it is on."""
         return self.is_closed or (self.state != OFF and now_ns - self.last_ns > GONE_NS)
 
     def is_past(self, at_ns: int) -> bool:
-        """Tell whether it has told all it will tell of a step last spoken of at this time."""
+        """Return whether it has reported everything about a step last reported at this time."""
         through_ns = 0 if self.health is None else self.health.complete_through_ns
         return self.is_out or through_ns > at_ns + PAST_NS
 
 
 def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
-    """Leave out those whose process has ended and has been succeeded.
+    """Return the rings without those of processes that ended and were replaced.
 
-    An engine that is started again under the same id is the same engine: what its processes before
-    said of themselves is over. One is succeeded by the next of its role and rank; where the engine
-    has fewer ranks than before, by those of the run that began after it was last heard of.
+    An engine restarted under the same ID is the same engine; the descriptions by its earlier
+    processes no longer apply. A process is replaced by the next one of its role and rank or, if the
+    engine has fewer ranks than before, by the run that began after its last record.
     """
     rings = list(rings)
     newest = heirs(rings, now_ns)
@@ -153,10 +153,10 @@ def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
 
 
 def _run_start_ns(newest: Iterable[RingState]) -> int:
-    """Return when the run began that an engine is in, by the newest ring of each role and rank.
+    """Return when an engine's current run began, by the newest ring of each role and rank.
 
-    A core that is heard of after another began is in the same run: one replica may be started
-    later than the others, or again. Where no core tells, workers do.
+    A core with records after another began is in the same run: one replica may start later than the
+    others, or restart. Without a core ring, the workers' rings decide.
     """
     newest = list(newest)
     top = max((ring.authority for ring in newest), default=0)
@@ -169,7 +169,7 @@ def _run_start_ns(newest: Iterable[RingState]) -> int:
 def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], RingState]:
     """Return the newest ring of each role and rank at a time.
 
-    A reader of the past has opened all rings at once: those that come later succeed nobody yet.
+    A reader of a recording opens all rings at once: those that begin later replace no ring yet.
     """
     begun = (ring for ring in rings if ring.opened.start_ns < now_ns)
     by_start = sorted(begun, key=lambda ring: ring.opened.start_ns)
@@ -179,12 +179,12 @@ def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], Ring
 def replaced(
     rings: Iterable[RingState], newest: dict[tuple[str, int], RingState], now_ns: int
 ) -> list[RingState]:
-    """Return the rings that have ended long ago and hold no request, and whose heir has begun.
+    """Return the rings that ended long ago and hold no request, and whose successor has begun.
 
     Args:
-        rings: of an engine.
+        rings: rings of an engine.
         newest: the newest ring of each role and rank.
-        now_ns: the fold's time.
+        now_ns: time of the fold.
     """
     found = []
     for ring in rings:
@@ -199,10 +199,10 @@ def replaced(
 
 
 def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
-    """Return whether a request that no core has reported was in no core either.
+    """Return whether a request that no core has reported was indeed in no core.
 
-    It was not if the engine has core rings and the probes of all of them report what they see. A
-    core that was killed, or whose ring has a gap, counts: its requests are lost or joined late.
+    That holds if the engine has core rings and the probes of all of them observe. A core that was
+    killed, or whose ring has a gap, counts: its requests are lost or joined late.
     """
     newest = heirs(rings, now_ns).values()
     cores = [ring for ring in newest if not (ring.is_front_end or ring.is_worker)]
@@ -210,10 +210,10 @@ def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
 
 
 def has_several_cores(rings: Iterable[RingState], newest: dict[tuple[str, int], RingState]) -> bool:
-    """Return whether two processes report as the same core now: their steps cannot be told apart.
+    """Return whether two processes report as the same core now: their steps are ambiguous.
 
     Args:
-        rings: of an engine, `is_out` up to date.
+        rings: rings of an engine, with `is_out` up to date.
         newest: the newest ring of each role and rank.
     """
     for ring in rings:
@@ -224,10 +224,10 @@ def has_several_cores(rings: Iterable[RingState], newest: dict[tuple[str, int], 
 
 
 def is_compute_observed(newest: Iterable[RingState]) -> bool:
-    """Return whether every replica has a process that reports when its steps were executed.
+    """Return whether every replica has a process that reports step executions.
 
-    It has none if none did so far, or all that did have stopped, and its workers' probes report
-    nothing, or a step went by without.
+    A replica has none if no process reports them now, and its workers' probes do not observe or a
+    step passed without an execution.
 
     Args:
         newest: the newest ring of each role and rank.
@@ -248,20 +248,20 @@ def is_compute_observed(newest: Iterable[RingState]) -> bool:
 
 
 def unsupported_by(rings: Iterable[RingState]) -> tuple[str, ...]:
-    """Return what the probes of some rings report as unsupported, each feature once."""
+    """Return the features that the rings' probes report as unsupported, each once."""
     reports = [ring.health for ring in rings if ring.health is not None]
     return tuple(dict.fromkeys(name for report in reports for name in report.unsupported))
 
 
 def skewed_clocks(rings: Iterable[RingState]) -> tuple[SkewedClock, ...]:
-    """Return the processes of an engine whose clocks were corrected, or are not the core's."""
+    """Return the processes of an engine whose clocks were corrected or differ from the core's."""
     rings = list(rings)
     found = (skewed_clock(ring, rings) for ring in rings)
     return tuple(skewed for skewed in found if skewed is not None)
 
 
 def skewed_clock(ring: RingState, rings: Sequence[RingState]) -> SkewedClock | None:
-    """Return how far off the clock of one of an engine's processes is; None where it is not."""
+    """Return the skew of the clock of one of an engine's processes; None without skew."""
     cores = (ring for ring in rings if not (ring.is_front_end or ring.is_worker))
     reference = next((ring for ring in cores if ring.wall_offsets is not None), None)
     opened = ring.opened
@@ -282,9 +282,9 @@ def skewed_clock(ring: RingState, rings: Sequence[RingState]) -> SkewedClock | N
 
 
 def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
-    """Return since when an engine is paused: all its cores are, or nobody in front lets anyone in.
+    """Return since when an engine is paused: all its cores are, or all its front ends are.
 
-    Where one of several replicas is paused, nobody knows whose requests wait for that.
+    If only one of several replicas is paused, the requests that wait for it are unknown.
     """
     there = (ring for ring in in_office(rings, now_ns) if ring.opened.start_ns <= now_ns)
     rings = [ring for ring in there if not (ring.is_closed or ring.is_worker)]
@@ -297,7 +297,7 @@ def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
 
 
 def chiefs(rings: Iterable[RingState]) -> list[RingState]:
-    """Return the rings whose goodbye is the engine's: the cores', where there is none all."""
+    """Return the core rings, or all rings without a core: their shutdown records end the engine."""
     rings = list(rings)
     return [ring for ring in rings if ring.opened.role == "core"] or rings
 
@@ -305,7 +305,7 @@ def chiefs(rings: Iterable[RingState]) -> list[RingState]:
 def probe_state(rings: Iterable[RingState]) -> str:
     """Return the worst state of an engine's rings: one of PROBE_STATES, or lost.
 
-    Front ends leave in good order when their core is killed: their goodbyes say nothing.
+    Front ends shut down normally when their core is killed: their shutdown records do not count.
     """
     rings = list(rings)
     if any(ring.is_lost for ring in rings):

@@ -1,8 +1,8 @@
-"""The rows of steps: whose they are, and what each computes, as columns of a whole window.
+"""Columns of the rows of all steps in a window: their requests, and what each row computes.
 
 A row is one phase of one request in one step; a request in several phases of a step has several
-rows there, and is one member of it. What is known of a step when it is joined is whose rows they
-are (see `reading`); all else is read when its window is split, for all of its steps at once.
+rows there, and is one member of it. When a step is joined, only the slots of its rows are read (see
+`reading`); the other columns are read when its window is split, for all of its steps at once.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Sliced(Protocol):
-    """A step whose rows are known."""
+    """Step with known rows."""
 
     slots: Ints
-    """[rows]."""
+    """Slots of the requests, [rows]."""
     is_single: bool
-    """Each row is of another request."""
+    """Whether each row has a request of its own."""
     slices: StepSlices
 
 
 class Columns:
-    """The rows of some steps, one step after the other, and the members.
+    """Rows and members of some steps, one step after the other.
 
     Attributes:
-        sizes: [steps], rows of each.
-        ends: [steps], where its rows end.
-        firsts: [steps], where they begin.
-        slots: [rows].
-        phases: [rows].
-        is_prefill: [rows].
-        tokens: [rows].
-        contexts: [rows].
-        sampled: [rows], rows of logits.
-        flags: [rows].
-        is_again: [rows], a prefill that was computed before and lost to a preemption.
-        member: [rows], positions of their members; None where rows and members are the same.
-        member_slots: [members].
-        table: the members, as the cost model sees them.
+        sizes: number of rows, [steps].
+        ends: index after the last row, [steps].
+        firsts: index of the first row, [steps].
+        slots: slots of the requests, [rows].
+        phases: phase codes, [rows].
+        is_prefill: whether the phase is prefill, [rows].
+        tokens: computed tokens, [rows].
+        contexts: context tokens before them, [rows].
+        sampled: rows of logits, [rows].
+        flags: flag bits, [rows].
+        is_again: whether a prefill recomputes tokens lost to a preemption, [rows].
+        member: positions of the members, [rows]; None if rows and members are the same.
+        member_slots: slots of the requests, [members].
+        table: members, as input of the cost model.
     """
 
     def __init__(self, steps: Sequence[Sliced]) -> None:
-        """Read the columns of steps, at least one."""
+        """Read the columns of at least one step."""
         slices = [step.slices for step in steps]
         sizes = [len(step.slots) for step in steps]
         self.sizes = np.array(sizes)
@@ -109,11 +109,11 @@ class Columns:
         return sums.astype(np.int64)
 
     def steps(self, chosen: list[int], num: int) -> tuple[StepTable, Ints]:
-        """Return the table of some of the steps, and whose the members in it are.
+        """Return the table of some of the steps, and the slots of its members.
 
         Args:
-            chosen: steps, rising.
-            num: of all steps.
+            chosen: indices of steps, ascending.
+            num: number of all steps.
         """
         table = self.table
         if len(chosen) == num:
@@ -132,13 +132,13 @@ class Columns:
         return taken, self.member_slots[at]
 
     def rows(self, step: int) -> slice:
-        """Return where a step's rows are."""
+        """Return the range of a step's rows."""
         end = self.ends[step]
         return slice(end - self.sizes.item(step), end)
 
 
 def _column(raws: list[bytes], name: str, sizes: list[int]) -> NDArray[np.generic]:
-    """Return a column of all steps; zeros where a step has none."""
+    """Return a column of all steps, with zeros for steps without it."""
     dtype = np.dtype(COLUMNS[name])
     width = dtype.itemsize
     whole = b"".join([raw or bytes(width * size) for raw, size in zip(raws, sizes, strict=True)])

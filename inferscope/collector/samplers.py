@@ -1,6 +1,6 @@
-"""What the samplers of a host tell: which sources count what, and since when one is silent.
+"""Fold of a host's samplers: sources, devices, and the reasons of silent ones.
 
-A sampler's ring belongs to a host and not to an engine, so it has a fold of its own beside theirs.
+A sampler's ring belongs to a host and not to an engine, so it has a fold of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from inferscope.records import Clock, CounterSample, Record, RingOpened, plain_u
 
 
 class SamplerFold:
-    """The samplers' rings of one host.
+    """Fold of one host's sampler rings.
 
     Attributes:
-        num_samples: with values, folded so far.
-        silent: by source and device, why it has nothing to tell.
-        facts: by source and device, what it said of the device when it opened.
-        made_up: devices told of by a ring whose header says `synthetic`, by plain uuid.
+        num_samples: number of samples with values folded so far.
+        silent: reason why a source reports nothing, by source and device.
+        facts: description of the device at the source's start, by source and device.
+        made_up: plain UUIDs of devices in rings whose header says `synthetic`.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class SamplerFold:
         self.facts: dict[tuple[str, str], CounterSample] = {}
         self.made_up: set[str] = set()
         self._synthetic: set[int] = set()
-        """Rings."""
+        """Numbers of synthetic rings."""
         self._stamps: dict[int, Stamps] = {}
-        """By ring."""
+        """Wall clock mappers by ring."""
         self._placed: list[Placed] = []
         self._troubles = Troubles()
 
@@ -39,7 +39,7 @@ class SamplerFold:
             self._synthetic.add(opened.ring)
 
     def fold(self, number: int, record: Record) -> None:
-        """Take one record of one of the rings."""
+        """Fold one record of one of the rings."""
         if isinstance(record, Clock):
             self._placed += self._stamps_of(number).anchor(record)
         if not isinstance(record, CounterSample):
@@ -60,17 +60,17 @@ class SamplerFold:
             self._placed += self._stamps_of(number).place(record)
 
     def tick(self, now_ns: int) -> None:
-        """Give up what has waited too long for an anchor."""
+        """Release the samples that have waited too long for an anchor."""
         for stamps in self._stamps.values():
             self._placed += stamps.give_up(now_ns)
 
     def take(self) -> list[Placed]:
-        """Return the samples that have come, or have been placed, since the last call."""
+        """Return the samples that have arrived, or have been mapped, since the last call."""
         placed, self._placed = self._placed, []
         return placed
 
     def health_of(self, device_uuid: str, now_ns: int) -> DeviceHealth | None:
-        """Return how a device or a MIG instance is; None where nobody tells."""
+        """Return the health of a device or a MIG instance; None without a source."""
         return self._troubles.of(device_uuid, now_ns)
 
     def _stamps_of(self, number: int) -> Stamps:

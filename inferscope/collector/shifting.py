@@ -1,6 +1,6 @@
-"""Records with all their times moved: those of a process whose monotonic clock is not the reader's.
+"""Correction of record times from a process whose monotonic clock differs from the reader's.
 
-Durations, offsets of a device's clock and wall times stay as they are.
+Durations, offsets of a device's clock and wall times are not changed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ TIMES: dict[type[Record], tuple[str, ...]] = {
     CounterSample: ("start_ns", "end_ns", "starts_ns", "ends_ns"),
     Transfer: ("start_ns", "end_ns"),
 }
-"""Fields by the monotonic clock, besides `t_ns`: numbers, None where there is none, and columns."""
+"""Fields on the monotonic clock besides `t_ns`: numbers, None without a time, and columns."""
 
 
 def shifted(record: Record, skew_ns: int) -> Record:
-    """Return a record with all its times moved by `skew_ns`."""
+    """Return a record with all its times shifted by `skew_ns`."""
     changes: dict[str, object] = {"t_ns": record.t_ns + skew_ns}
     for name in TIMES.get(type(record), ()):
         value = getattr(record, name)

@@ -1,4 +1,4 @@
-"""One ring's request indices → slots: rings number their requests on their own."""
+"""Map of one ring's request indices to slots: each ring numbers its own requests."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ Ints = NDArray[np.int64]
 
 _MOST_CELLS = 1 << 16
 _FREE = 0xFFFFFFFF
-"""What stands where no index does: it is none."""
+"""Value of an empty cell; it is not a valid index."""
 
 
 class SlotMap:
-    """One ring's request indices → slots, looked up by whole columns.
+    """Map of one ring's request indices to slots, looked up by whole columns.
 
-    Indices only grow and requests leave, so the table is a ring of a power of two, enlarged when an
-    old request is still alive where a new one would go; beyond a limit it is kept aside.
+    Indices only grow and requests end, so the table is a ring with a power-of-two size. It is
+    enlarged when an old request still occupies the cell of a new one; beyond a size limit the old
+    request moves to a separate dictionary.
 
     Attributes:
-        teller: the ring's role and rank.
-        num_dropped: changes when a look-up made before may no longer hold.
-        last_dropped: the index whose look-up may not, when it changed last.
-        highest: of all indices seen; an unknown one below it has ended.
+        teller: role and rank of the ring.
+        num_dropped: number of changes that may invalidate earlier look-ups.
+        last_dropped: index of the last such change.
+        highest: highest index seen; an unknown one below it has ended.
     """
 
     def __init__(self, role: str = "core", rank: int = 0) -> None:
@@ -37,11 +38,11 @@ class SlotMap:
         self._slot = np.zeros(256, dtype=np.int64)
         self._last_cell = np.uint32(255)
         self._team: tuple[bytes, int, Ints | None] = (b"", 0, None)
-        """The last column that was asked for as a team, `num_dropped` then, and the answer."""
+        """Last column looked up as a batch, `num_dropped` at that time, and the result."""
 
     @property
     def is_front_end(self) -> bool:
-        """Tell whether it is a front end's."""
+        """Return whether the ring belongs to a front end."""
         return self.teller[0] == "frontend"
 
     def put(self, index: int, slot: int) -> None:
@@ -59,7 +60,7 @@ class SlotMap:
         self._owner[at], self._slot[at] = index, slot
 
     def drop(self, index: int) -> None:
-        """Forget an index."""
+        """Remove an index."""
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
             self._owner[at], self._slot[at] = _FREE, NOBODY
@@ -69,14 +70,14 @@ class SlotMap:
         self.last_dropped = index
 
     def get(self, index: int) -> int:
-        """Return the slot of an index, NOBODY if it is not known."""
+        """Return the slot of an index; NOBODY if it is unknown."""
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
             return self._slot.item(at)
         return self._stragglers.get(index, NOBODY)
 
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
-        """Return the slots of a column of indices, NOBODY where one is not known."""
+        """Return the slots of a column of indices; NOBODY for each unknown one."""
         at = indices & self._last_cell
         found: Ints = self._slot.take(at)
         owners = self._owner.take(at)
@@ -88,9 +89,9 @@ class SlotMap:
         return found
 
     def team(self, requests: bytes) -> Ints | None:
-        """Return the slots of a recorded column; None if one is not known, or there twice.
+        """Return the slots of a recorded column; None if an index is unknown or repeated.
 
-        The same array tells that they are the same as the last time.
+        The same array object is returned while the slots are the same as the last time.
         """
         column, num_dropped, team = self._team
         is_same = column == requests and team is not None
@@ -108,7 +109,7 @@ class SlotMap:
         return slots
 
     def known(self) -> list[int]:
-        """Return all indices mapped now."""
+        """Return all currently mapped indices."""
         found: list[int] = self._owner[self._owner != _FREE].tolist()
         return found + list(self._stragglers)
 

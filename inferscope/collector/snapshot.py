@@ -1,6 +1,6 @@
-"""The frozen view of a fold: what screens, `--json` and exporters read, and all they read.
+"""Immutable snapshot of a fold: the only input of screens, `--json` and exporters.
 
-A snapshot owns its numbers: nothing in it changes when the fold goes on. Unknown is None.
+A snapshot owns its numbers: nothing in it changes when the fold continues. Unknown is None.
 Percentiles come from merged histograms with bins of 1 %; counts, sums and shares are exact.
 """
 
@@ -41,7 +41,7 @@ class Deployment:
 
     @property
     def team_ranks(self) -> int:
-        """Return how many ranks execute each step together."""
+        """Return the number of ranks that execute each step together."""
         return self.tensor_ranks * self.pipeline_ranks
 
 
@@ -68,7 +68,7 @@ NO_QUANTILES = Quantiles(0, None, None, None, None, None)
 
 @dataclass(frozen=True)
 class RequestRow:
-    """One request, alive or finished within `listed_ns` of its engine."""
+    """Row of one request, alive or finished within `listed_ns` of its engine."""
 
     request_id: str
     """Engine's own id of the request."""
@@ -151,7 +151,7 @@ class Series:
 
 @dataclass(frozen=True)
 class RankView:
-    """One of the ranks that execute steps together."""
+    """Rank of a group that executes steps together."""
 
     dp_rank: int
     """Data-parallel rank."""
@@ -163,18 +163,18 @@ class RankView:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The cost model in force for one execution mode."""
+    """Cost model in force for one execution mode."""
 
     mode: str
     """Execution mode, such as eager or graph."""
     source: str
-    """fit, calibration or roofline; tokens where no shape is known and nothing is learned yet."""
+    """fit, calibration or roofline; tokens if no shape is known and nothing is learned yet."""
     fit_id: str
-    """Id of the model's coefficients."""
+    """ID of the model's coefficients."""
     residual: float | None
     """Median of measured over modelled time of recent steps, less one; None while these are few."""
     num_steps: int
-    """Number of steps that it has learned from."""
+    """Number of steps in the fit."""
     is_provisional: bool = False
     """Whether few steps have corrected it and no calibration was found."""
     bounded_share: float = 0.0
@@ -242,7 +242,7 @@ class CountersView:
     stamp_error_ns: int | None = None
     """Error of the newest samples stamped by the wall clock (CUPTI), by the anchors around them."""
     num_unplaced: int = 0
-    """Number of such samples dropped because no anchor tells their time."""
+    """Number of such samples dropped because no anchor determines their time."""
 
 
 @dataclass(frozen=True)
@@ -287,12 +287,12 @@ class RunFinding:
     title: str
     """Finding in one sentence."""
     causes: tuple[str, ...]
-    """Ledger rows that it names."""
+    """Ledger causes of the finding."""
 
 
 @dataclass(frozen=True)
 class EngineView:
-    """One engine, now and over the window."""
+    """State of one engine, now and over the window."""
 
     engine_id: str
     """Name of the engine."""
@@ -429,7 +429,7 @@ class EngineView:
     ledger_missing: str = ""
     """Reason why its requests have no ledger; empty where they have one."""
     findings: tuple[RunFinding, ...] = ()
-    """Findings on the run so far, the costliest first; empty where the reader looks for none."""
+    """Findings on the run so far, costliest first; empty if the reader does not evaluate any."""
     listed_ns: int = 0
     """Time for which `requests` keeps finished requests: the window, or longer."""
     num_finished_since: int = 0
@@ -437,7 +437,7 @@ class EngineView:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the engine said goodbye, by its core: then its silence is no loss."""
+        """Return whether the engine shut down: its core rings hold shutdown records."""
         return self.health.probe_state == "closed"
 
 
@@ -487,27 +487,27 @@ class Running:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a reader shows, at one time."""
+    """State that a reader displays, at one time."""
 
     mono_ns: int
     real_ns: int
-    """Wall time by the recorded clocks, 0 where none was seen."""
+    """Wall time by the recorded clocks; 0 if none was recorded."""
     mode: str
     """live, paused, replay or ended."""
     engines: tuple[EngineView, ...]
     digest: str
     source: str = ""
-    """What is being read, for the header."""
+    """Name of the source, for the header."""
     notes: tuple[str, ...] = field(default=())
-    """What the reader must say: damage, lapping, a newer format."""
+    """Warnings about the source: damage, lost records, a newer format."""
     promised: Promised | None = None
-    """None where the reader has no objectives."""
+    """Error budgets; None if the reader has no objectives."""
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What a collector's exporters gave up, by exporter and reason."""
+    """Number of records that a collector's exporters dropped, by exporter and reason."""
     running: Running | None = None
-    """None where the reader is no collector."""
+    """State of the collector; None for other readers."""
     guests: Mapping[str, int] = field(default_factory=dict)
-    """User ids of engines of other users than the collector's and root, by engine id."""
+    """User IDs of the owners of other users' engines, by engine ID."""
 
 
 class SnapshotDocument(Document, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sources: rings or a recording, the fold over them, and the snapshots that screens ask for."""
+"""Sources: rings or a recording, the fold over them, and their snapshots."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from inferscope.ring.reader import RingReader
 from inferscope.ring.recording import RecordedFrame, RecordingReader, RecordingWriter
 
 Listener = Callable[[int, Record], None]
-"""Told every record once it is folded, with the number of its ring."""
+"""Callback for every folded record, with the number of its ring."""
 
 _POLL_S = 0.01
 _BEHIND_NS = 1_000_000_000
-"""A living fold stays up to half a second behind; a second is caught up."""
+"""Lag at which a live fold counts as up to date; its normal lag is up to half a second."""
 
 
 class RingSource:
-    """Folds rings, living or dead, and can record what it folds.
+    """Source that folds the rings of running or exited processes, and can record them.
 
     Attributes:
-        collector: the fold.
-        focus: the request whose tokens snapshots tell one by one.
+        collector: fold over the records.
+        focus: ID of the request whose token times snapshots include.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class RingSource:
         keep: Keep = ALL,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Follow the rings that `find` returns; `name` is for the header of screens.
+        """Follow the rings that `find` returns; `name` is shown in headers.
 
-        `since_ns`, `stays` and `most_bytes` are a RingFollower's, `keep` is a Collector's.
+        `since_ns`, `stays` and `most_bytes` are passed to RingFollower, `keep` to Collector.
         """
         self.title = name
         self.focus: str | None = None
@@ -77,25 +77,25 @@ class RingSource:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether all processes are gone and all their records folded."""
+        """Return whether all processes have exited and all their records are folded."""
         return self._follower.has_ended
 
     @property
     def has_live_writer(self) -> bool:
-        """Tell whether a process that writes was there at the last call."""
+        """Return whether a writing process was alive at the last call."""
         return self._follower.has_live_writer
 
     @property
     def has_more(self) -> bool:
-        """Tell whether rings held more than the last call folded."""
+        """Return whether rings held more records than the last call folded."""
         return self._follower.has_more
 
     def listen_with(self, listen: Listener | None) -> None:
-        """Have somebody else told of records from now on, or nobody."""
+        """Replace the listener for records from now on; None removes it."""
         self._listen = listen
 
     def request_rescan(self) -> None:
-        """Ask for the rings at the next call."""
+        """Rescan for rings at the next call."""
         self._follower.request_rescan()
 
     def advance(self) -> int:
@@ -125,7 +125,7 @@ class RingSource:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return what must be said of the files."""
+        """Return warnings about the files."""
         return (*self._follower.notes, *_clock_notes(self.collector))
 
     def close(self) -> None:
@@ -136,11 +136,11 @@ class RingSource:
 
 
 class RecordingSource:
-    """Folds a recording: all at once, or at the pace at which it was made.
+    """Source that folds a recording: all at once, or at a pace relative to its making.
 
     Attributes:
-        collector: the fold.
-        focus: the request whose tokens snapshots tell one by one.
+        collector: fold over the records.
+        focus: ID of the request whose token times snapshots include.
     """
 
     def __init__(
@@ -158,17 +158,17 @@ class RecordingSource:
         """Open the file.
 
         Args:
-            path: the recording.
-            rings: finds rings to read as if they had been recorded, instead of the file.
-            sinks: receive what becomes final.
-            listen: is told every record.
-            speed: times the pace of the recording; None folds all of it at the first call.
-            until_ns: how far into the recording to go; None for its end.
-            clock: for the pace.
-            books: cost models of a pass before, by engine id.
+            path: path of the recording.
+            rings: function that finds rings to read like a recording, instead of the file.
+            sinks: receivers of final records.
+            listen: callback for every record.
+            speed: multiple of the recording's pace; None folds all of it at the first call.
+            until_ns: offset into the recording at which to stop; None for its end.
+            clock: clock of the pace.
+            books: cost models of a previous pass, by engine ID.
 
         Raises:
-            UnreadableFile: it is not a recording.
+            UnreadableFile: the file is not a recording.
         """
         self.title = path.name
         self.focus: str | None = None
@@ -187,7 +187,7 @@ class RecordingSource:
         self.has_ended = False
 
     def advance(self) -> int:
-        """Fold what is due at this pace; return how many records that was."""
+        """Fold the records due at this pace; return their number."""
         num = 0
         while (frame := self._held or next(self._frames, None)) is not None:
             self._held = None
@@ -211,7 +211,7 @@ class RecordingSource:
         return num
 
     def notes(self) -> tuple[str, ...]:
-        """Return what must be said of the file."""
+        """Return warnings about the file."""
         notes = []
         if self._is_refit:
             notes.append("refit: all steps are priced by the cost models of the whole recording")
@@ -224,7 +224,7 @@ class RecordingSource:
                 f"{self.collector.num_unknown} records of unknown kinds were skipped"
             )
         if not self._reader.is_complete:
-            notes.append("the recorder was cut off; everything up to then is here")
+            notes.append("the recording is truncated; everything before that point was read")
         return (*notes, *_clock_notes(self.collector))
 
     def snapshot(self, window_ns: int) -> Snapshot:
@@ -257,13 +257,13 @@ class RecordingSource:
 
 
 class RingFrames:
-    """Rings read as a recording is: dead ones to their end, living ones up to now."""
+    """Rings read like a recording: those of exited processes to the end, others up to now."""
 
     version = FORMAT_VERSION
     is_newer = False
     is_complete = True
     damaged_blocks = 0
-    """Always: what a ring lost is among its frames, as `Missed`."""
+    """Number of damaged blocks, always 0: losses of a ring are frames, as `Missed`."""
 
     def __init__(self, find: Callable[[], Iterable[Path]]) -> None:
         self._follower = RingFollower(find, SystemClock())
@@ -288,7 +288,7 @@ class RingFrames:
 
 
 class Gaps:
-    """Finds out how many frames of each ring went with the damaged blocks of a recording."""
+    """Counter of the frames of each ring that were lost with a recording's damaged blocks."""
 
     def __init__(self) -> None:
         self._expected: dict[int, int] = {}
@@ -296,7 +296,7 @@ class Gaps:
         self._unchecked: set[int] = set()
 
     def before(self, frame: RecordedFrame, record: Record, num_damaged: int) -> Missed | None:
-        """Return what is missing between the ring's frame before this one and this one."""
+        """Return the loss between the ring's previous frame and this one; None without a loss."""
         if isinstance(record, Missed):
             self._expected[record.ring] = self._expected.get(record.ring, 1) + record.num_frames
         if frame.ring == READER:
@@ -315,7 +315,7 @@ class Gaps:
 
 
 def recorded(item: Item) -> RecordedFrame:
-    """Return a folded item as a recording keeps it."""
+    """Return a folded item in the form of a recorded frame."""
     return RecordedFrame(item.ring, item.record.CODE, item.sequence, item.t_ns, item.payload)
 
 
@@ -328,7 +328,7 @@ def open_replay(
     listen: Listener | None = None,
     books: Mapping[str, CostBook] | None = None,
 ) -> RecordingSource:
-    """Open a recording, a ring, or a folder of rings, to be folded at a pace.
+    """Open a recording, a ring, or a directory of rings, to be folded at a pace.
 
     Raises:
         NotFound: nothing is there.
@@ -352,10 +352,10 @@ def open_replay(
 
 
 def final_books(path: Path) -> dict[str, CostBook]:
-    """Fold a recording, a ring, or a folder of rings for the cost models that it ends with.
+    """Fold a recording, a ring, or a directory of rings; return its final cost models.
 
     Returns:
-        for one further pass: by engine id, models that no step changes.
+        Frozen cost models for one further pass, by engine ID.
 
     Raises:
         NotFound: nothing is there.
@@ -372,7 +372,7 @@ def final_books(path: Path) -> dict[str, CostBook]:
 def open_source(
     path: Path, *, sinks: tuple[Sink, ...] = (), listen: Listener | None = None
 ) -> RingSource | RecordingSource:
-    """Open a recording, a ring, or a folder of rings.
+    """Open a recording, a ring, or a directory of rings.
 
     Raises:
         NotFound: nothing is there.
@@ -394,18 +394,18 @@ def open_source(
         reader = RingReader(path)
         reader.close()
         if reader.identity.role == SAMPLER_ROLE:
-            raise NotFound(f"{path} holds what devices counted, and no engine. Name an engine's.")
+            raise NotFound(f"{path} is a sampler's ring. Give the path of an engine's ring.")
         return RingSource(lambda: [path], name=path.name, sinks=sinks, listen=listen)
     return RecordingSource(path, sinks=sinks, listen=listen)
 
 
 def catch_up(source: RingSource | RecordingSource, *, patience_s: float | None = None) -> None:
-    """Fold all there is by now: a file to its end, a living engine up to the present.
+    """Fold all records available now: a file to its end, a running engine up to the present.
 
     Args:
-        source: what to fold.
-        patience_s: give up after this; with an engine that writes faster than it can be folded
-            nobody ever catches up. None: only when all is folded.
+        source: source to fold.
+        patience_s: time limit in seconds: a fold never catches up with an engine that writes
+            faster than it can be folded; None for no limit.
     """
     began_ns = time.monotonic_ns()
     while not source.has_ended:

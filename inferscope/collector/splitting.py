@@ -1,8 +1,8 @@
-"""Split the steps of a window together: one table of columns for each execution mode.
+"""Split of the steps of a window: one table of columns for each execution mode.
 
-A cost model learns from each step before the next one is split, so a table is cut where another
-model comes into force. Where windows are cut changes nothing: the numbers of a step are those that
-it would have by itself.
+A cost model is fitted to each step before the next one is split, so a table is cut where another
+model comes into force. Window bounds do not matter: the numbers of a step are the same as if it
+were split by itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Ints = NDArray[np.int64]
 
 
 def split_steps(book: CostBook, steps: Sequence[Joined], columns: Columns) -> None:
-    """Divide the time of steps over their rows, and explain their delays to their requests.
+    """Divide the time of steps over their rows, and the delays of their requests by cause.
 
     Args:
-        book: the models in force; it learns from the steps.
-        steps: in the order in which they were joined; they get their splits.
-        columns: their rows.
+        book: cost models in force; they are fitted to the steps.
+        steps: steps in the order in which they were joined; their splits are set.
+        columns: columns of their rows.
     """
     of_modes: dict[str, list[int]] = {}
     for at, step in enumerate(steps):
@@ -58,12 +58,12 @@ def _mode_of(step: Joined) -> str:
 
 
 class _ModeSteps:
-    """The steps of one execution mode."""
+    """Steps of one execution mode."""
 
     def __init__(
         self, book: CostBook, name: str, steps: list[Joined], of: tuple[StepTable, Ints]
     ) -> None:
-        """Take steps, the table of their members, and whose members these are."""
+        """Set the steps, the table of their members, and the members' slots."""
         self._book = book
         self._mode: Mode = book.mode(name)
         self._steps = steps
@@ -71,7 +71,7 @@ class _ModeSteps:
         runs = [step.run for step in steps]
         self._delay_ns = np.array([run.delay_ns for run in runs])
         self._is_taught: list[bool] = [not (run.span.cold or run.is_dummy) for run in runs]
-        """[steps], the book learns from it."""
+        """Whether the cost model is fitted to the step, [steps]."""
         self._stages_ns = [run.stages_ns for run in runs]
         if max(map(len, self._stages_ns)) < 2:
             self._stages_ns = []
@@ -79,11 +79,11 @@ class _ModeSteps:
         self._prefills = prefills_of(table)
         self._pure = _pure_steps(table, self._delay_ns.tolist(), self._is_taught)
         self._at = 0
-        """The step to learn next."""
+        """Index of the next step to fit."""
         self._begin()
 
     def _begin(self) -> None:
-        """Price the steps that are left by the model in force."""
+        """Price the remaining steps by the model in force."""
         self._start = self._at
         self._model = self._mode.model
         self._priced = price(self._model, self._table.part(self._at, len(self._steps)))
@@ -91,7 +91,7 @@ class _ModeSteps:
         self._bounds: list[Bounds | None] = []
 
     def learn(self, num: int) -> None:
-        """Note what the book says of each of the next steps, and let the book learn from it."""
+        """Fit the cost model to the next steps, and note its healthy ratio for each of them."""
         mode, end = self._mode, self._at + num
         while self._at < end:
             if mode.model is not self._model:
@@ -117,7 +117,7 @@ class _ModeSteps:
             self._bound(start, self._at)
 
     def _bound(self, start: int, stop: int) -> None:
-        """Note the bounds of steps, and keep each behind its own."""
+        """Compute the bounds of steps; a step bounds only those after it."""
         book, model, table = self._book, self._model, self._table
         is_sure = is_sure_of(model)
         kept = start
@@ -215,9 +215,9 @@ class _ModeSteps:
 def _pure_steps(
     table: StepTable, delay_ns: list[int], is_taught: list[bool]
 ) -> list[PureStep | None]:
-    """Return tokens and context of each step's largest member, and its delay.
+    """Return tokens and context of each step's largest member, with the step's delay.
 
-    None for a step of both phases, and for one that teaches nothing.
+    The entry is None for a step of both phases, and for a step that is not fitted.
     """
     tokens, contexts = [1] * len(table), (table.longest - 1).tolist()
     for step, of_chunk, context in zip(
@@ -239,7 +239,7 @@ def _pure_steps(
 
 
 def _bounds(table: StepTable, bounds: Sequence[Bounds | None]) -> TableBounds | None:
-    """Return bounds by column; None where there are none."""
+    """Return bounds by column; None if no step has any."""
     if not any(bounds):
         return None
     step_ns, own_ns = np.full(len(table), math.inf), np.full(len(table.tokens), math.inf)
@@ -253,7 +253,7 @@ def _bounds(table: StepTable, bounds: Sequence[Bounds | None]) -> TableBounds | 
 def _of_ranks(
     priced: Priced, steps: Sequence[Joined]
 ) -> tuple[Sequence[Sequence[Ints]], Sequence[Sequence[int]]]:
-    """Return by step its ranks' shares and padding."""
+    """Return the shares and padding of each step's ranks, by step."""
     padded_tokens = np.array([step.run.span.padded_tokens for step in steps])
     of_ranks_ns, paddings_ns = [], []
     num_ranks = [len(step.run.ranks) for step in steps]

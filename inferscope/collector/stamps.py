@@ -1,14 +1,14 @@
-"""Samples that are stamped by the wall clock, put on ours by the anchors of their ring.
+"""Mapping of samples stamped by the wall clock to the host clock, by anchors of their ring.
 
     Clock ─► anchors ─────────┐
-    CounterSample ─► windows ─┴─► placed, or nobody knows where they were and they are left out
+    CounterSample ─► windows ─┴─► mapped, or dropped if their time is unknown
 
-A sampler writes an anchor behind each decode and before what it has decoded, so that a sample need
-not wait. One whose anchor is missing waits for the next, half a second at most, and so does one
-that tells another distance of the clocks than the newest anchor. What can be placed: windows
-between two anchors of the newest stretch. What was stamped before the wall clock was set is out of
-that; what only seems to be in it, since the clock was set back, gives itself away: it is stamped
-later than what follows it, or would have ended after it was told.
+A sampler writes an anchor after each decode and before the decoded samples, so that a sample need
+not wait. A sample whose anchor is missing waits for the next one, half a second at most; so does a
+sample whose clock offset differs from the newest anchor's. Only windows between two anchors since
+the wall clock was last set can be mapped. Windows stamped before that are excluded. If the clock
+was set back, they may seem to lie between the anchors, but they are detected: they are stamped
+later than their successors, or would end after they were reported.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from inferscope.collector.counter_windows import SampleWindows, as_recorded, in_
 from inferscope.records import Clock, CounterSample
 
 _MOST_ERROR_NS = 1_000_000
-"""Windows are at most as long, and steps not much longer: what may be off by more says nothing."""
+"""Maximum error of a mapped window, about the length of windows and steps."""
 _LONGEST_WAIT_NS = 500_000_000
 _MOST_OFFSET_NS = 1 << 62
 _OFFSET_ERROR_NS = 100_000
-"""Of the distance of the clocks that a sample tells: enough to see that the wall clock was set."""
+"""Error of the clock offset in a sample: small enough to detect that the wall clock was set."""
 
 
 class Placed(NamedTuple):
-    """A sample with its windows on our clock."""
+    """Sample with its windows on the host clock."""
 
     record: CounterSample
     window: SampleWindows | None
-    """None where there is none to join."""
+    """Windows to join; None if there are none."""
     num_unplaced: int = 0
-    """Of its windows, those of which nobody knows when they were."""
+    """Number of its windows whose time is unknown."""
     error_ns: int | None = None
-    """How far off the others can be, None where they were on our clock from the start."""
+    """Maximum error of the other windows; None if they were stamped by the host clock."""
 
 
 class Stamps:
-    """The stamps of one ring."""
+    """Mapper of one ring's wall clock stamps to the host clock."""
 
     def __init__(self) -> None:
         self._wall = WallClock()
         self._waiting: list[CounterSample] = []
 
     def anchor(self, clock: Clock) -> list[Placed]:
-        """Take an anchor; return the samples that waited for it."""
+        """Add an anchor; return the samples that waited for it."""
         if clock.error_ns is None or clock.device_ns is not None or clock.at_ns > clock.t_ns:
             return []
         self._wall.anchor(clock.real_ns, clock.at_ns, clock.error_ns)
@@ -57,7 +57,7 @@ class Stamps:
         return [placed for record in waiting for placed in self.place(record)]
 
     def place(self, record: CounterSample) -> list[Placed]:
-        """Return a sample, or nothing where it has to wait."""
+        """Return a mapped sample, or nothing if it has to wait."""
         offset_ns = record.real_offset_ns
         if offset_ns is None:
             return [Placed(record, read(record))]
@@ -87,7 +87,7 @@ class Stamps:
         return [Placed(record, in_order(placed), num_unplaced, int(error_ns[is_placed].max()))]
 
     def give_up(self, now_ns: int) -> list[Placed]:
-        """Return the samples that have waited too long."""
+        """Release the samples that have waited too long; return them without windows."""
         since_ns = now_ns - _LONGEST_WAIT_NS
         late = [record for record in self._waiting if record.t_ns < since_ns]
         if not late:

@@ -1,8 +1,8 @@
-"""A step from its records to its division over requests.
+"""Types of a step, from its records to its division over requests.
 
-A step's slices come from one ring, its spans from one ring per rank; they meet by the step's number
-and prove it by the digest. A step is final when its slices and all ranks' spans are in: its shares
-are computed once, with the fit then in force, and never revised.
+A step's slices come from one ring, its spans from one ring per rank. They are joined by the step's
+number and verified by the digest. A step is final when its slices and all ranks' spans are in: its
+shares are computed once, with the fit then in force, and never revised.
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ Ints = NDArray[np.int64]
 _NEVER_NS = 1 << 63
 _FASTEST_CLOCK = 1.01
 _CLOCK_ERROR_NS = 1_000_000
-"""A device's clock may run this much ahead of the host's before its word is not believed."""
+"""Excess of a device's measured time over the host's from which it is rejected."""
 
 
 class PendingStep(msgspec.Struct):
-    """A step whose records are still coming in."""
+    """Step whose records are incomplete."""
 
     dp_rank: int
     step: int
     start_ns: int
     seen_ns: int
-    """When it was last spoken of."""
+    """Time of its last record."""
     booked_ns: int = 0
-    """Other requests wait for it no longer up to here; 0 before it is overdue."""
+    """Time up to which other requests no longer wait for it; 0 before it is overdue."""
     hung_ns: int = 0
-    """From when on requests are held back for it; 0 where none is."""
+    """Time from which the ledgers of requests wait for it; 0 if none does."""
     held: list[Step] = []
-    """What stands for it in the ledgers that wait for it since it is overdue."""
+    """Ledger steps that stand for it while it is overdue."""
     slices: StepSlices | None = None
     ring: int = -1
-    """The ring the slices came from."""
+    """Number of the ring that reported the slices."""
     spans: dict[int, StepSpan] = {}
-    """By ring."""
+    """Spans by ring number."""
     past: set[int] = set()
-    """Rings that are through with it without having told a span."""
+    """Numbers of rings that will not report a span of it."""
     is_unsliced: bool = False
-    """Its slices will not come any more."""
+    """Whether its slices are not expected any more."""
     binding: str = "none"
-    """What the scheduler says is scarce."""
+    """Scheduler constraint that limits the step."""
     planned_ns: int = NEVER_NS
-    """When its members were chosen; `NEVER_NS` where no plan said so."""
+    """Time at which its members were chosen; `NEVER_NS` without a plan."""
 
     @property
     def ready_ns(self) -> int:
-        """Return when its outputs were known, by the latest of its spans; never without one.
+        """Return when its outputs were known, by the latest of its spans; `_NEVER_NS` without one.
 
-        Slices are stated from the step's dispatch on, or once its outputs are known: those of a
-        later step that was planned after this time follow them, of an earlier one they may not.
+        Slices are recorded at the step's dispatch, or once its outputs are known. Slices of a later
+        step that was planned after this time follow them; those of an earlier one may not.
         """
         return max((span.ready_ns for span in self.spans.values()), default=_NEVER_NS)
 
     @property
     def open_ns(self) -> int:
-        """Return the time from which on the ledgers of its requests may still change."""
+        """Return the time from which the ledgers of its requests may still change."""
         return max(self.start_ns, self.booked_ns)
 
 
 class RankSpan(msgspec.Struct, frozen=True, gc=False):
-    """One rank's execution of a step, on the host's clock."""
+    """Execution of a step on one rank, on the host's clock."""
 
     ring: int
     rank: int
     stage: int
-    """Of a pipeline; ranks of one stage work at the same time."""
+    """Pipeline stage; ranks of one stage work at the same time."""
     start_ns: int
     end_ns: int
     measured_ns: int
@@ -90,95 +90,96 @@ class RankSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Execution(msgspec.Struct, frozen=True, gc=False):
-    """A step as all ranks that told of it executed it."""
+    """Execution of a step on all ranks that reported it."""
 
     span: StepSpan
-    """The first rank's record, for mode and padding."""
+    """Record of the first rank, for mode and padding."""
     digest: int
-    """Of the slices, as the ranks know them; 0 if none does, negative if they differ."""
+    """Digest of the slices by the ranks; 0 if no rank reports it, negative if they differ."""
     ranks: list[RankSpan]
     start_ns: int
-    """On the earliest rank."""
+    """Start on the earliest rank."""
     end_ns: int
-    """On the latest."""
+    """End on the latest rank."""
     longest_ns: int
-    """Of the ranks' measured times."""
+    """Longest of the ranks' measured times."""
     sum_ns: int
-    """Of the same."""
+    """Sum of the ranks' measured times."""
     wait_ns: int
-    """Of its delay, spent waiting for the slowest rank."""
+    """Part of the duration spent waiting for the slowest rank."""
     stages_ns: list[int]
     """Time of the fastest rank of each pipeline stage, in order of stages."""
     is_cold: bool
-    """On some rank."""
+    """Whether the step was cold on some rank."""
     is_dummy: bool
-    """On all of them."""
+    """Whether the step was a dummy on all ranks."""
 
     @property
     def delay_ns(self) -> int:
-        """Return the time that its requests waited for it, without the wait for a slow rank.
+        """Return the time for which its requests waited, without the wait for a slow rank.
 
-        It spans all stages of a pipeline, so it is what the cost model must learn.
+        It spans all stages of a pipeline, so the cost model is fitted to it.
         """
         return self.end_ns - self.start_ns - self.wait_ns
 
     def is_of(self, digest: int) -> bool:
-        """Tell whether these slices may be what the ranks executed."""
+        """Return whether slices with this digest may be what the ranks executed."""
         return self.digest in (0, digest)
 
 
 class SplitStep(msgspec.Struct, frozen=True, gc=False):
-    """A step with its time divided: what each rank took, and what its members waited for."""
+    """Split of a step's time: the shares on each rank, and the delays of its members."""
 
     shares_ns: Sequence[Ints]
-    """For each rank, [rows]."""
+    """Share of each row by rank, [rows]."""
     padding_ns: Sequence[int]
     unattributed_ns: Sequence[int]
     residual: float
     fit_id: str
     slots: Ints
-    """[requests]."""
+    """Slots of its requests, [requests]."""
     delay: Delay
     model: StepModel | None = None
-    """In force when it was divided; None where it was of no request."""
+    """Cost model in force at the split; None for a step without requests."""
     chunk_ns: Sequence[float] = ()
-    """[chunks], their modelled parts, which were scaled to what was measured."""
+    """Modelled time of each chunk before scaling to the measured time, [chunks]."""
     weights: BlameWeights | None = None
-    """What each request is blamed with; None likewise."""
+    """Blame weights of its requests; None for a step without requests."""
     grip: HeldResources | None = None
-    """What the requests hold that keeps others out."""
+    """Resources that its requests hold and others wait for."""
     is_provisional: bool = False
-    """The model in force was corrected by few steps only."""
+    """Whether the model in force was corrected by few steps only."""
 
 
 class Joined(msgspec.Struct, eq=False, gc=False):
-    """A step of known requests, all of whose records are in."""
+    """Step of known requests whose records are all in."""
 
     run: Execution
     slots: Ints
-    """[rows]."""
+    """Slots of the requests, [rows]."""
     is_single: bool
-    """Each row is of another request."""
+    """Whether each row has a request of its own."""
     slices: StepSlices
     binding: str
-    """What the scheduler says is scarce."""
+    """Scheduler constraint that limits the step."""
     block_tokens: int
-    """Tokens in a KV block, 0 where the engine does not say."""
+    """Tokens in a KV block; 0 if the engine does not report it."""
     dp_rank: int
     planned_ns: int
-    """When its members were chosen."""
+    """Time at which its members were chosen."""
     split: SplitStep | None = None
-    """None until the steps of its window are split; likewise its prefill time, by rank."""
+    """Split of its time; None until the steps of its window are split."""
     prefill_ns: list[int] = []
+    """Prefill time by rank; empty until the split."""
 
 
 def rank_span(
     span: StepSpan, clock: DeviceClock, *, ring: int, rank: int, stage: int = 0
 ) -> RankSpan:
-    """Place a span on the host's clock: by the device's where it timed the step.
+    """Return a span on the host's clock, by device time if the device timed the step.
 
-    The device cannot have begun before the launch, nor ended after its outputs were found ready:
-    this bounds whatever error the anchors have.
+    The device cannot have begun before the launch, nor ended after its outputs were ready: this
+    bounds any error of the anchors.
     """
     launched_ns, ready_ns = span.launch_start_ns, span.ready_ns
     if not 0 <= launched_ns < ready_ns <= span.t_ns:
@@ -198,7 +199,7 @@ def rank_span(
 
 
 def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
-    """Put together what each rank told of a step."""
+    """Combine the spans of a step's ranks into one execution."""
     if len(told) == 1:
         rank, span = told[0]
         took_ns = rank.measured_ns
@@ -238,7 +239,7 @@ def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
 def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
     """Return the time of the fastest rank of each pipeline stage, in order of stages.
 
-    What a step takes beyond their sum, it waits for a slower rank.
+    The duration of a step beyond their sum is wait for a slower rank.
     """
     fastest: dict[int, int] = {}
     for rank in ranks:
@@ -247,7 +248,7 @@ def fastest_by_stage(ranks: list[RankSpan]) -> list[int]:
 
 
 def pair_shares(split: SplitStep, table: StepTable, step: int) -> dict[int, float]:
-    """Return how much of each chunk's modelled cost goes by pairs of query and key, by member."""
+    """Return the share of query-key pairs in each chunk's modelled cost, by member."""
     if split.model is None:
         return {}
     chunks = slice(*table.chunk_step.searchsorted((step, step + 1)).tolist())

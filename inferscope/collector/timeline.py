@@ -1,4 +1,4 @@
-"""Facts, kept until the watermark has passed the time at which they happened."""
+"""Timeline of facts, each kept until the watermark passes its time."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 _AT_NS = itemgetter(0)
 Fact = tuple[int, Callable[..., None], tuple[Any, ...]]
-"""When it happened, what takes it, and with what."""
+"""Time of the fact, the action that processes it, and the action's arguments."""
 
 
 class Timeline:
-    """Facts by the time at which they happened; equal times in the order of arrival."""
+    """Facts ordered by time; equal times in the order of arrival."""
 
     def __init__(self) -> None:
         self._facts: list[Fact] = []
 
     def push(self, at_ns: int, action: Callable[..., None], *arguments: Any) -> None:
-        """Keep a fact for the window over its time."""
+        """Add a fact at its time."""
         self._facts.append((at_ns, action, arguments))
 
     def waiting(self) -> Iterable[Fact]:
-        """Return what is kept, in no order."""
+        """Return the kept facts, in no order."""
         return self._facts
 
     def take(self, before_ns: int) -> list[Fact]:
-        """Return all facts before a time, in order, and keep the others."""
+        """Remove and return all facts before a time, in order."""
         self._facts.sort(key=_AT_NS)
         num = bisect_left(self._facts, before_ns, key=_AT_NS)
         taken = self._facts[:num]

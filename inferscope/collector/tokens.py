@@ -1,8 +1,8 @@
-"""When each request's tokens left: at the edge that its client sees, and at the engine's.
+"""Log of token emissions: at the edge that the client sees, and at the engine's edge.
 
-A batch that decodes emits together, step after step. Telling every member costs more than all else
-about such a step; so there is one log of times, and each member has its place in it: where it came
-in. Its own times are written when it leaves, or when somebody asks.
+A decode batch emits together, step after step. Writing each time for every member would cost more
+than all other work on such a step. So the batch has one log of times, and each member stores the
+position at which it joined. A member's own times are written when it leaves or when they are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Tokens:
-    """Emission events by slot. All times are host nanoseconds."""
+    """Emission events by slot; all times are host nanoseconds."""
 
     def __init__(self, num_slots: int) -> None:
         self._num = np.zeros(num_slots, dtype=np.int64)
@@ -29,30 +29,30 @@ class Tokens:
         self._engine_ns = np.zeros(num_slots, dtype=np.int64)
         self._times_ns = [array("q") for _ in range(num_slots)]
         self._counts: dict[int, array[int]] = {}
-        """Tokens per event, by slot, for requests whose events do not all bring one."""
+        """Tokens per event by slot, for requests with events of other than one token."""
         self._log = array("q")
-        """When the team emitted."""
+        """Emission times of the batch."""
         self._since: dict[int, int] = {}
-        """The team: slot → its first place in the log."""
+        """Position in the log at which each member joined, by slot."""
         self._is_in = np.zeros(num_slots, dtype=np.bool_)
-        """The same: [slots]."""
+        """Whether the request is a member of the batch, [slots]."""
         self._team = _NOBODY
-        """The same as an array, if nobody has left since."""
+        """Slots of the members, if none has left since; empty otherwise."""
         self._is_in_engine = False
-        """The log's times are those of the engine's edge as well."""
+        """Whether the log's times are also those of the engine's edge."""
 
     def begin(self, slot: int) -> None:
         """Start a request in a free slot."""
         self._num[slot] = self._edge_ns[slot] = self._engine_ns[slot] = 0
 
     def end(self, slot: int) -> None:
-        """Give the slot back. Who was given its times keeps them: late words do not change them."""
+        """Free a slot; arrays of times returned before are not changed by later records."""
         self.part(slot)
         self._times_ns[slot] = array("q")
         self._counts.pop(slot, None)
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Enlarge the columns to this number of slots."""
         more = num_slots - len(self._num)
         none = np.zeros(more, dtype=np.int64)
         self._num = np.concatenate([self._num, none])
@@ -61,22 +61,23 @@ class Tokens:
         self._times_ns += [array("q") for _ in range(more)]
         self._is_in = np.concatenate([self._is_in, none > 0])
 
-    # --- the team -----------------------------------------------------------------------------
+    # --- the batch ----------------------------------------------------------------------------
 
     @property
     def last_ns(self) -> int:
-        """Return when the team last emitted."""
+        """Return when the batch last emitted."""
         return self._log[-1]
 
     def gather(self, slots: Ints, *, is_in_engine: bool) -> list[int]:
-        """Make these requests the team.
+        """Set the members of the batch.
 
         Args:
-            slots: [requests], each once; the same array says that it is the same requests.
-            is_in_engine: the engine's edge is the requests' edge.
+            slots: slots of the members, each once, [requests]; the same array object means the
+                same members.
+            is_in_engine: whether the engine's edge is the requests' edge.
 
         Returns:
-            who was not in the last team.
+            Slots that were not in the previous batch.
         """
         if len(self._log) >= _MOST_LOGGED or is_in_engine is not self._is_in_engine:
             self._break_up()
@@ -96,11 +97,11 @@ class Tokens:
         return joining
 
     def emit(self, at_ns: int) -> None:
-        """Note that each member of the team emits a token."""
+        """Log that each member of the batch emits a token."""
         self._log.append(at_ns)
 
     def _tell(self, slot: int) -> None:
-        """Write a member's part of the log."""
+        """Write a member's unwritten times from the log."""
         since, log = self._since[slot], self._log
         if since < len(log):
             self._since[slot] = len(log)
@@ -111,7 +112,7 @@ class Tokens:
             self._times_ns[slot] += log[since:] if since else log
 
     def part(self, slot: int) -> None:
-        """Let a request go that will emit no more with the team, if it is in it."""
+        """Remove a request from the batch, if it is a member."""
         if slot in self._since:
             self._tell(slot)
             del self._since[slot]
@@ -132,7 +133,7 @@ class Tokens:
     # --- others -------------------------------------------------------------------------------
 
     def emit_several(self, slots: Ints, counts: list[int], at_ns: int) -> None:
-        """Note events that may bring any number of tokens, and any request more than once."""
+        """Log events with any number of tokens each; a request may occur more than once."""
         self._break_up()
         for slot, num_tokens in zip(slots.tolist(), counts, strict=True):
             times_ns, told = self._times_ns[slot], self._counts.get(slot)
@@ -146,51 +147,51 @@ class Tokens:
             self._edge_ns[slot] = at_ns
 
     def emit_in_engine(self, slots: Ints, at_ns: int) -> None:
-        """Note that tokens pass the engine's edge, which is not, or not known to be, the last."""
+        """Log that tokens pass the engine's edge, which may not be the requests' last edge."""
         self.engine_ns[slots] = at_ns
 
     # --- reading ------------------------------------------------------------------------------
 
     @property
     def num(self) -> Ints:
-        """Return the tokens emitted: [slots]."""
+        """Return the number of emitted tokens: [slots]."""
         self._tell_all()
         return self._num
 
     @property
     def edge_ns(self) -> Ints:
-        """Return when the last of them was, 0 before the first: [slots]."""
+        """Return the time of the last emission; 0 before the first: [slots]."""
         self._tell_all()
         return self._edge_ns
 
     @property
     def engine_ns(self) -> Ints:
-        """Return the same at the engine's edge: [slots]."""
+        """Return the time of the last emission at the engine's edge: [slots]."""
         if self._is_in_engine:
             self._tell_all()
         return self._engine_ns
 
     @property
     def times_ns(self) -> list[array[int]]:
-        """Return the events of each request, by slot."""
+        """Return the times of each request's events, by slot."""
         self._tell_all()
         return self._times_ns
 
     def edges_of(self, slot: int) -> tuple[int, int]:
-        """Return when a request's last token passed its edge and the engine's, 0 for never."""
+        """Return when a request's last token passed its edge and the engine's; 0 for never."""
         since = self._since.get(slot)
         if since is not None and since < len(self._log):
             self._tell(slot)
         return self._edge_ns.item(slot), self._engine_ns.item(slot)
 
     def num_of(self, slot: int) -> int:
-        """Return the tokens that a request has emitted."""
+        """Return the number of tokens that a request has emitted."""
         if slot in self._since:
             self._tell(slot)
         return self._num.item(slot)
 
     def events_of(self, slot: int) -> tuple[array[int], tuple[int, ...]]:
-        """Return a request's events, and how many tokens each brought."""
+        """Return the times of a request's events, and the tokens of each."""
         if slot in self._since:
             self._tell(slot)
         times_ns, counts = self._times_ns[slot], tuple(self._counts.get(slot, ()))
@@ -200,16 +201,16 @@ class Tokens:
 
 @lru_cache(1024)
 def _ones(num: int) -> tuple[int, ...]:
-    """Return what each of so many events brought, mostly: the same tuple for many requests."""
+    """Return a cached tuple of `num` ones: the tokens per event of most requests."""
     return (1,) * num
 
 
 def outsiders(slots: Ints, is_in: Flags) -> list[int]:
-    """Return those of some slots that are not in: few or none, so each is looked for by itself.
+    """Return the slots that are not members; they are few, so each is searched by itself.
 
     Args:
-        slots: [requests].
-        is_in: [slots].
+        slots: slots to search, [requests].
+        is_in: whether a slot is a member, [slots].
     """
     found, column = [], is_in[slots].tobytes()
     at = column.find(0)

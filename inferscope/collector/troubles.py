@@ -1,7 +1,7 @@
-"""What holds devices back, by their drivers' word: clocks held down, and why, and errors.
+"""Health of devices as their drivers report it: throttled clocks with reasons, and Xid errors.
 
-Kept by device, for all engines on it. A sampler tells of them by the host's clock, so nothing here
-waits for an anchor.
+Health is tracked by device, for all engines on it. A sampler reports it on the host's clock, so
+nothing here waits for an anchor.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from inferscope.records import (
 
 _TELLS = "nvml"
 _SILENT_NS = 2_000_000_000
-"""After which what was told last is not now."""
+"""Age after which the last report no longer describes the present."""
 _MOST_BITS = 1 << 53
-"""A sample's values are floats: of more, the low bits are lost."""
+"""Upper bound of bit masks: values of a sample are floats, exact only below it."""
 
 
 class Troubles:
-    """Of all devices of a host."""
+    """Throttle and Xid state of every device on the host."""
 
     def __init__(self) -> None:
         self._by_uuid: dict[str, _OfDevice] = {}
         self._board_of: dict[str, str] = {}
-        """By MIG instance: what befalls a device befalls its parts."""
+        """UUID of the device by MIG instance: a device's state applies to its instances."""
 
     def opened(self, record: CounterSample) -> None:
-        """Note of a device whether its errors are told from now on, and which instances it has."""
+        """Note whether a device's Xid errors are reported, and which MIG instances it has."""
         if record.source != _TELLS or not record.device_uuid:
             return
         if record.facts.get("xid") == "told":
@@ -43,12 +43,12 @@ class Troubles:
             self._board_of[plain_uuid(instance)] = plain_uuid(record.device_uuid)
 
     def take(self, record: CounterSample) -> None:
-        """Take a sample of any device."""
+        """Add a sample of any device."""
         if "throttle_bits" in record.values or "xid" in record.values:
             self._device(record.device_uuid).take(record)
 
     def of(self, device_uuid: str, now_ns: int) -> DeviceHealth | None:
-        """Return what is known of a device or of a MIG instance; None where nobody tells."""
+        """Return the health of a device or of a MIG instance; None without a source."""
         uuid = plain_uuid(device_uuid)
         device = self._by_uuid.get(self._board_of.get(uuid, uuid))
         return None if device is None else device.told(now_ns)
@@ -58,7 +58,7 @@ class Troubles:
 
 
 class _OfDevice:
-    """Of one device."""
+    """Throttle and Xid state of one device."""
 
     def __init__(self) -> None:
         self.hears_xids = False
@@ -68,7 +68,7 @@ class _OfDevice:
         self._xids = Counter[int]()
 
     def take(self, record: CounterSample) -> None:
-        """Take a sample; of time that was told of before, nothing."""
+        """Add a sample, without the time that earlier samples cover."""
         xid, bits = record.values.get("xid"), record.values.get("throttle_bits")
         if xid is not None and 0 <= xid < _MOST_BITS:
             self._xids[int(xid)] += 1
@@ -82,7 +82,7 @@ class _OfDevice:
             self._ns_by_bits[self._bits & ~IDLE_CLOCKS] += lasted_ns
 
     def told(self, now_ns: int) -> DeviceHealth:
-        """Return all of it; reasons that never held it back are there with 0."""
+        """Return the health so far; throttle reasons that never applied have 0 ns."""
         throttle_ns = None
         if self._told_ns:
             throttle_ns = {word: 0 for bit, word in THROTTLES.items() if bit != IDLE_CLOCKS}

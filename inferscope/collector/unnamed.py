@@ -1,9 +1,9 @@
-"""Steps whose requests nobody on this host can name: ranks of an engine whose core is elsewhere.
+"""Steps whose requests are unknown on this host: ranks of an engine whose core is on another host.
 
-Their slices are in the core's ring, on another host. A rank itself knows how many tokens it
-computed for prefills and how many for others. So a step of one phase is of that phase; one of both
-is divided by the cost model, as one prompt's chunk beside decodes that have nothing behind them,
-for how much they have is not known here.
+Their slices are in the core's ring, on another host. A rank itself reports how many tokens it
+computed for prefills and how many for others. A step of one phase belongs to that phase. A step of
+both is divided by the cost model, as one prompt's chunk and decodes without context: their contexts
+are unknown here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from inferscope.cost.book import CostBook
 from inferscope.cost.step_table import StepTable
 
 _MOST_TOKENS = 1 << 20
-"""In a step: more is damage."""
+"""Maximum number of tokens in a step; more is treated as damage."""
 
 
 def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[RemoteWork]]:
-    """Divide a step by phase; where its ranks do not say what they computed it is of none.
+    """Divide a step by phase; a step without reported token counts belongs to neither phase.
 
     Args:
-        book: the models in force; it does not learn from such a step.
-        run: its execution.
+        book: cost models in force; they are not fitted to such a step.
+        run: execution of the step.
 
     Returns:
-        its time, of no request; and by rank, what of it was for prefills and for others.
+        The split of its time without requests, and its prefill and decode parts by rank.
     """
     span = run.span
     prefill, decode = span.prefill_tokens, span.decode_tokens
@@ -69,7 +69,7 @@ def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[RemoteWork]]
 
 
 def among_none(run: Execution) -> SplitStep:
-    """Return the split of a step that worked for no request, or for nobody knows what."""
+    """Return the split of a step whose requests do not exist or are unknown."""
     measured_ns = [rank.measured_ns for rank in run.ranks]
     return _of_nobody(run, [0 for _ in run.ranks], measured_ns, 0.0, "")
 

@@ -1,4 +1,4 @@
-"""From the fold's state to a snapshot: only copies, no decisions."""
+"""Projection of the fold's state to a snapshot: only copies, no decisions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _STATES = {
 }
 _INTERFERENCE = ("prefill_interference", "decode_interference")
 _MOST_CELLS = 240
-"""Of the chart of a request's gaps: more than a wide screen has."""
+"""Maximum number of cells in the chart of a request's gaps: wider than a wide screen."""
 _IDLE = ("idle_no_work", "idle_host_gap")
 
 
@@ -76,16 +76,16 @@ def snapshot(
     notes: tuple[str, ...] = (),
     focus: str | None = None,
 ) -> Snapshot:
-    """Freeze the fold.
+    """Return a snapshot of the fold.
 
     Args:
-        collector: the fold.
-        window_ns: how far back distributions and rates reach.
+        collector: fold to copy.
+        window_ns: window of distributions and rates.
         mode: live, paused, replay or ended.
-        max_requests: rows at most, those alive first; readers who show none ask for none.
-        source: what is being read.
-        notes: what the reader must say.
-        focus: the request whose tokens are looked at one by one.
+        max_requests: maximum number of rows, those alive first; 0 for readers without a table.
+        source: name of the source.
+        notes: warnings about the source.
+        focus: ID of the request whose token times are included.
     """
     offset_ns = collector.real_offset_ns
     return Snapshot(
@@ -220,7 +220,7 @@ def _engine(
 
 
 def _ledger_missing(engine: EngineFold, rings: list[RingState], since_ns: int) -> str:
-    """Return why the requests of an engine have no ledger; empty where they have one, or none."""
+    """Return why the requests of an engine have no ledger; empty if they have one."""
     has_front_end = any(ring.is_front_end for ring in rings)
     if has_front_end and not is_core_observed(engine.rings.values(), engine.now_ns):
         return CORE_NOT_OBSERVED
@@ -230,7 +230,7 @@ def _ledger_missing(engine: EngineFold, rings: list[RingState], since_ns: int) -
 
 
 def model_of(engine: EngineFold) -> str:
-    """Return the model's served name; empty where the engine has not said it."""
+    """Return the model's served name; empty if the engine has not reported it."""
     info = engine.info or _UNKNOWN_INFO
     return info.served_name or info.model
 
@@ -262,16 +262,16 @@ def _deployment(info: EngineInfo) -> Deployment:
 
 
 def _states(engine: EngineFold, alive: list[Request]) -> list[int]:
-    """Return the requests' states, with all that is told: the ledger waits for open steps."""
+    """Return the requests' states by all records: the ledger alone waits for open steps."""
     state, told = engine.lives.table.ledger.state, engine.states()
     return [told.get(request.slot, int(state[request.slot])) for request in alive]
 
 
 def _queued_tokens(alive: list[Request], states_now: list[int]) -> int | None:
-    """Return the prompt tokens that wait to be computed, as far as is known before admission.
+    """Return the prompt tokens that wait to be computed; None if a queued length is unknown.
 
-    One that lost its blocks computes its prompt again. Of a request that no engine has queued yet
-    the length may still come; of one in the queue it is known or will never be.
+    A preempted request computes its prompt again. The length of a request that is not queued yet
+    may still be reported; the length of a queued one is known by then or never.
     """
     num_tokens = 0
     for request, now in zip(alive, states_now, strict=True):
@@ -351,7 +351,7 @@ def _requests(
     *,
     since_ns: int,
 ) -> tuple[RequestRow, ...]:
-    """Return the rows of all that is alive, and of what finished in the window's buckets."""
+    """Return the rows of alive requests, and of those that finished in the window's buckets."""
     rows = []
     is_observed = is_core_observed(engine.rings.values(), engine.now_ns)
     for request in alive[::-1][:max_requests]:
@@ -378,7 +378,7 @@ def _requests(
 def _in_focus(
     row: RequestRow, times_ns: array[int], trace: str, blame: tuple[BlameShare, ...]
 ) -> RequestRow:
-    """Add what only the request that is looked at shows: its gaps, the longest of each cell."""
+    """Add the fields of the request in focus: trace, blame, and the longest gap of each cell."""
     row = replace(row, trace=trace, blame=blame)
     if len(times_ns) < 2:
         return row
@@ -389,12 +389,12 @@ def _in_focus(
 
 
 def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False) -> RequestRow:
-    """Return a request that is not final as the table shows it.
+    """Return the table row of a request that is not final.
 
     Args:
-        engine: its engine.
-        request: to show.
-        is_observed: the caller knows that the core of the engine is observed.
+        engine: engine of the request.
+        request: request to show.
+        is_observed: whether the caller knows that the core of the engine is observed.
     """
     table = engine.lives.table
     slot = request.slot
@@ -437,7 +437,7 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
 
 
 def _tbt_p99(request: Request, times: array[int]) -> int | None:
-    """Return the request's own TBT p99, recomputed only once it has a tenth more tokens."""
+    """Return the request's TBT p99, recomputed only after its tokens have grown by 10 %."""
     num = len(times)
     if num < 2:
         return None
@@ -448,7 +448,7 @@ def _tbt_p99(request: Request, times: array[int]) -> int | None:
 
 
 def finished_row(final: FinalRequest) -> RequestRow:
-    """Return a final request as the table shows it."""
+    """Return the table row of a final request."""
     first_ns, last_ns = final.first_token_ns, final.last_token_ns
     gaps = final.tbt_ns
     life_ns = final.delivered_ns - final.arrived_ns

@@ -1,8 +1,8 @@
-"""What the last minutes looked like: one bucket a second, merged for any window.
+"""Buckets of the last minutes: one for each second, merged for any window.
 
 Durations go into histograms with logarithmic bins of 1 %, so that percentiles of a window come
-from merged counts and never from percentiles. Buckets are keyed by the second of the fold's own
-clock. They hold plain Python numbers: single cells of an array cost three times as much to change.
+from merged counts and never from percentiles. Buckets are keyed by the second of the fold's clock.
+They hold plain Python numbers: updating single cells of an array costs three times as much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOWEST_NS = 1e4
 _BINS_PER_E = 100
 _MOST_NOTED = 512
 _FEW = 32
-"""Durations that are put into bins sooner one by one."""
+"""Number of durations up to which adding them to bins one by one is faster."""
 
 AMOUNTS = (
     "prefill_tokens",
@@ -50,9 +50,9 @@ GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 
 
 class _Distribution:
-    """Durations of one kind within one second.
+    """Distribution of the durations of one kind within one second.
 
-    They are noted as they come, and put into bins many at once.
+    Durations are noted as they arrive, and added to bins many at once.
     """
 
     __slots__ = ("_noted", "bins", "longest_ns", "num", "sum_ns")
@@ -63,7 +63,7 @@ class _Distribution:
         self.sum_ns = 0
         self.longest_ns = 0
         self._noted: list[int] = []
-        """Durations in nanoseconds, each with how many there were of it behind it."""
+        """Durations in nanoseconds, each followed by its number of occurrences."""
 
     def add(self, duration_ns: int, num: int) -> None:
         noted = self._noted
@@ -72,7 +72,7 @@ class _Distribution:
             self.settle()
 
     def settle(self) -> None:
-        """Put into bins what is noted; before that, nothing here holds."""
+        """Add the noted durations to bins; the other attributes exclude them before that."""
         noted, self._noted = self._noted, []
         if not noted:
             return
@@ -113,19 +113,19 @@ class _Distribution:
 
 
 class _Unkept(_Distribution):
-    """Of a kind that nobody looks at: always empty."""
+    """Distribution of a kind without a reader: always empty."""
 
     __slots__ = ()
 
     def add(self, duration_ns: int, num: int) -> None:
-        """Let go of it."""
+        """Ignore a duration."""
 
 
 _UNKEPT = _Unkept()
 
 
 class Bucket:
-    """One second."""
+    """Amounts, gauges and durations of one second."""
 
     __slots__ = ("amounts", "causes", "durations", "gauges", "second")
 
@@ -137,7 +137,7 @@ class Bucket:
         self.causes: Ints | None = None
 
     def settle(self) -> None:
-        """Put all durations into their bins: few more will come."""
+        """Add all noted durations to their bins: few more follow."""
         for distribution in self.durations.values():
             distribution.settle()
 
@@ -158,10 +158,10 @@ class Windows:
         self._buckets: dict[int, Bucket] = {}
         self._now = Bucket(-1, dict.fromkeys(GAUGES, 0), self._kept)
         self._now_ns, self._next_ns = -SECOND_NS, 0
-        """Where the present bucket's second begins and ends."""
+        """Start and end of the current bucket's second."""
 
     def at(self, at_ns: int) -> Bucket:
-        """Return the bucket of a time; the oldest kept for what lies before it."""
+        """Return the bucket of a time; for a time before the oldest bucket, the oldest."""
         if self._now_ns <= at_ns < self._next_ns:
             return self._now
         second = at_ns // SECOND_NS
@@ -171,7 +171,7 @@ class Windows:
         return self._buckets.get(second) or self._buckets[next(iter(self._buckets))]
 
     def advance(self, at_ns: int) -> None:
-        """Move on to this time; seconds in which nothing happened get a bucket too."""
+        """Advance to a time; seconds without events get a bucket too."""
         second = at_ns // SECOND_NS
         last = self._now
         if second <= last.second:
@@ -185,7 +185,7 @@ class Windows:
             del self._buckets[next(iter(self._buckets))]
 
     def observe(self, name: str, durations_ns: Ints, at_ns: int) -> None:
-        """Count durations, in nanoseconds."""
+        """Add durations in nanoseconds to a distribution."""
         if not len(durations_ns):
             return
         distribution = self.at(at_ns).durations[name]
@@ -193,14 +193,14 @@ class Windows:
             return
         first_ns = int(durations_ns[0])
         num_same = np.count_nonzero(durations_ns == first_ns)
-        if num_same == len(durations_ns):  # a batch's tokens mostly come together
+        if num_same == len(durations_ns):  # the tokens of a batch mostly have equal gaps
             distribution.add(first_ns, len(durations_ns))
             return
         for duration_ns, num in Counter(durations_ns.tolist()).items():
             distribution.add(duration_ns, num)
 
     def observe_one(self, name: str, duration_ns: int, at_ns: int) -> None:
-        """Count one duration."""
+        """Add one duration in nanoseconds to a distribution."""
         self.at(at_ns).durations[name].add(duration_ns, 1)
 
     def add(self, at_ns: int, name: str, amount: int) -> None:
@@ -216,7 +216,7 @@ class Windows:
 
 
 def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
-    """Merge a duration over buckets."""
+    """Return the quantiles of a duration over buckets."""
     whole = _Distribution()
     for bucket in buckets:
         whole.merge(bucket.durations[name])
@@ -227,11 +227,11 @@ def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
 
 
 def amounts(buckets: list[Bucket]) -> dict[str, int]:
-    """Sum all counters over buckets."""
+    """Return the sums of all amounts over buckets."""
     return {name: sum(bucket.amounts[name] for bucket in buckets) for name in AMOUNTS}
 
 
 def causes(buckets: list[Bucket]) -> Ints | None:
-    """Sum the ledgers of finished requests over buckets; None if there were none."""
+    """Return the summed ledgers of finished requests over buckets; None without any."""
     rows = [bucket.causes for bucket in buckets if bucket.causes is not None]
     return sum(rows[1:], rows[0]) if rows else None

@@ -1,11 +1,11 @@
-"""What was computed for each request, by phase: time, tokens, FLOPs, bytes, and what was wasted.
+"""Computed work of each request by phase: time, tokens, FLOPs, bytes, and wasted work.
 
-Counters need it by request and tenth of a second, too. To ask what each has computed so far ten
-times a second would cost more than all else of the join. So as long as counters are read, what is
-booked stands in a journal until it is summed up, for many tenths at once:
+Counters also need it by request and 100 ms bucket. Reading every request's totals ten times a
+second would cost more than the rest of the join. So while counters are read, booked rows are kept
+in a journal until they are summed, for many buckets at once:
 
     rows │ rows │ rows │ rows │ rows │ ...
-    ◄──── tenth 7 ────►◄─ tenth 8 ─
+    ◄─── bucket 7 ────►◄─ bucket 8 ─
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Ints = NDArray[np.int64]
 
 COMPUTE_NS, TOKENS, FLOPS, READ_BYTES, WRITE_BYTES = range(5)
 WASTED_TOKENS, WASTED_NS = 5, 6
-"""Of a prefill, computed before and lost to a preemption; of a decode, drafts not accepted."""
+"""Columns of wasted work: recomputed tokens of a prefill, rejected drafts of a decode."""
 DRAFT_TOKENS, DRAFT_NS = 7, 8
-"""Of the drafting, in a decode: not among the target model's tokens, FLOPs and bytes."""
+"""Columns of drafting in a decode, separate from the target model's tokens, FLOPs and bytes."""
 NUM_COLUMNS = 9
 TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
-"""What the journal tells, for counters to be given out by."""
+"""Columns in the journal, by which counters are apportioned."""
 NUM_TOTALLED = len(TOTALLED)
 
 
@@ -33,7 +33,7 @@ class Work:
     """Amounts by phase (prefill, decode), slot and column.
 
     Attributes:
-        journal: takes all that is booked, None while nobody reads it.
+        journal: journal of all booked rows; None while it has no reader.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -45,7 +45,7 @@ class Work:
         self._cells[:, :, slot] = 0
 
     def grow(self, num_slots: int) -> None:
-        """Make room for more requests."""
+        """Enlarge the columns to this number of slots."""
         none = np.zeros((NUM_COLUMNS, 2, num_slots - self._cells.shape[2]), dtype=np.int64)
         self._cells = np.concatenate([self._cells, none], axis=2)
 
@@ -53,9 +53,9 @@ class Work:
         """Book rows of some steps.
 
         Args:
-            slots: [rows].
-            phases: [rows], 0 for prefill and 1 for decode.
-            amounts: [columns, rows].
+            slots: slots of the requests, [rows].
+            phases: 0 for prefill and 1 for decode, [rows].
+            amounts: amounts to add, [columns, rows].
         """
         if self.journal is not None:
             self.journal.rows.append((slots, phases, amounts[list(TOTALLED)]))
@@ -65,7 +65,7 @@ class Work:
                 np.add.at(cells, at, column)
 
     def of(self, slot: int) -> tuple[list[int], list[int]]:
-        """Return a request's amounts by column, of prefill and of decode."""
+        """Return a request's amounts by column, for prefill and for decode."""
         prefill, decode = self._cells[:, :, slot].T.tolist()
         return prefill, decode
 
@@ -77,25 +77,25 @@ class Work:
 
 
 class Journal:
-    """What was booked since it was last summed up.
+    """Rows booked since the last sum.
 
     Attributes:
-        rows: slots and phases, [rows], and what is totalled, [NUM_TOTALLED, rows].
+        rows: slots and phases, [rows], and totalled amounts, [NUM_TOTALLED, rows].
     """
 
     def __init__(self) -> None:
         self.rows: list[tuple[Ints, Ints, Ints]] = []
 
     def sum_up(self, ends: Sequence[int], num_slots: int) -> tuple[Ints, Floats]:
-        """Return what was computed in some tenths, and forget it.
+        """Remove the rows of some buckets; return their sums.
 
         Args:
-            ends: of each of them, where they end; the first begins where the journal does.
-            num_slots: that there are.
+            ends: number of journal rows at the end of each bucket; the first bucket begins at 0.
+            num_slots: number of slots.
 
         Returns:
-            the slots with any amount, ascending; and [tenths, these, phases · 3], whole
-            numbers.
+            Slots with any amount, ascending; and their amounts, [buckets, these slots, phases · 3],
+            whole numbers.
         """
         tenths = _places(ends)
         rows = self.rows[: len(tenths)]
@@ -108,7 +108,7 @@ class Journal:
         tenth = np.repeat(tenths, [len(each) for each, _, _ in rows])
         keys = (phases * num_tenths + tenth) * num_slots + slots
         num_keys = 2 * num_tenths * num_slots
-        # Floats hold them exactly up to 2**53, in whatever order they are added up.
+        # Floats hold the sums exactly up to 2**53, in any order of addition.
         sums = np.array([np.bincount(keys, column, num_keys) for column in amounts])
         sums = sums.reshape(NUM_TOTALLED, 2, num_tenths, num_slots)
         (there,) = np.logical_or.reduce(sums, axis=(0, 1, 2)).nonzero()
@@ -117,7 +117,7 @@ class Journal:
 
 
 def _places(ends: Sequence[int]) -> list[int]:
-    """Return for each entry of what tenth it is."""
+    """Return the bucket of each entry."""
     found: list[int] = []
     for at, end in enumerate(ends):
         found += [at] * (end - len(found))

@@ -107,13 +107,13 @@ def test_no_match_in_a_recording_says_how_to_see_the_names(tmp_path: Path) -> No
     assert "can be given after" not in line
 
 
-def test_why_says_that_a_recording_was_cut_off(tmp_path: Path) -> None:
+def test_why_reports_a_truncated_recording(tmp_path: Path) -> None:
     cut = tmp_path / "cut.isr"
     cut.write_bytes(SAMPLE.read_bytes()[:100_000])
     done = inferscope("why", "chat-0011", str(cut), rings=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the recorder was cut off" in done.stderr
-    assert "cut off" not in done.stdout
+    assert "the recording is truncated" in done.stderr
+    assert "truncated" not in done.stdout
 
 
 def test_why_in_a_recording_agrees_with_its_export(demo: Run, tmp_path: Path) -> None:

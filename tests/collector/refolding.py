@@ -1,4 +1,4 @@
-"""Folding rings again: written anew as time passes, read at odd moments, recorded and replayed."""
+"""Repeated folds of rings: rewritten over time, read at irregular times, recorded and replayed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inferscope.ring.writer import RingWriter
 from tests.collector.scripts import Finals
 
 Told = list[tuple[int, int, Frame]]
-"""Time, ring, frame."""
+"""Time, ring and frame of each record."""
 
 
 class MovedClock:
-    """A clock that stands where the test puts it."""
+    """Clock that the test sets."""
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -35,7 +35,7 @@ class MovedClock:
 
 
 def told_by(rings: list[Path]) -> Told:
-    """Return everything that rings say, in the order of time."""
+    """Return all records of some rings, in the order of time."""
     out: Told = []
     for number, path in enumerate(rings):
         reader = RingReader(path)
@@ -56,7 +56,7 @@ def fold_again(
     *sinks: Finals,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[str, Path]:
-    """Write the rings anew as time passes, fold them at odd moments; return digest and file."""
+    """Rewrite rings over time, fold them at irregular times; return digest and recording."""
     folder.mkdir()
     order = list(range(len(rings)))
     rng.shuffle(order)

@@ -1,4 +1,4 @@
-"""Records of made-up engines, told by hand on a clock that only the test moves."""
+"""Records of simulated engines, written by hand on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ START_NS = 1_000_000_000_000
 
 @dataclass
 class Finals:
-    """A sink that keeps what is final."""
+    """Sink that keeps final records."""
 
     steps: list[FinalStep] = field(default_factory=list)
     requests: list[FinalRequest] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Finals:
 
 
 class Script:
-    """What a number of rings say, in the order of the test's lines; `play` folds it."""
+    """Records of some rings, in the order of the test's lines; `play` folds them."""
 
     def __init__(self) -> None:
         self.now_ns = START_NS
@@ -79,7 +79,7 @@ class Script:
         self.told: list[tuple[int, Record]] = []
 
     def at(self, ms: float) -> None:
-        """Move the clock to so many milliseconds after the start."""
+        """Move the clock to a time in milliseconds after the start."""
         self.now_ns = START_NS + round(ms * MS)
 
     def ring(
@@ -96,11 +96,11 @@ class Script:
         return ring
 
     def miss(self, ring: Ring, num_frames: int = 3) -> None:
-        """Lose frames of a ring."""
+        """Drop frames of a ring."""
         self.told.append((READER, Missed(self.now_ns, ring.number, num_frames, "lapped")))
 
     def items(self, *, until_ms: float | None = None) -> list[Item]:
-        """Return all that was told in fold order, Ticks included."""
+        """Return all written records in fold order, Ticks included."""
         merger = Merger()
         out: list[Item] = []
         for sequence, (number, record) in enumerate(self.told):
@@ -116,21 +116,21 @@ class Script:
         return out
 
     def play(self, *, until_ms: float | None = None) -> tuple[Collector, Finals]:
-        """Fold everything, and let time pass until then.
+        """Fold all records, and advance to a time.
 
         Args:
-            until_ms: when; None to end with the last record.
+            until_ms: end time in milliseconds; None to end with the last record.
         """
         finals = Finals()
         collector = Collector(finals)
         for item in self.items(until_ms=until_ms):
             collector.fold(item.ring, item.record)
-        if until_ms is not None:  # a Tick without steps before it: an idle engine's are booked
+        if until_ms is not None:  # a Tick without steps before it books an idle engine's steps
             collector.fold(READER, Tick(collector.now_ns, collector.now_ns))
         return collector, finals
 
     def play_as_told(self) -> tuple[Collector, Finals]:
-        """Fold everything in the order of the test's lines: late records come late.
+        """Fold all records in the order of the test's lines: late records arrive late.
 
         A Tick follows, by which an idle engine's last step is complete.
         """
@@ -143,7 +143,7 @@ class Script:
 
 
 class Ring:
-    """One ring's writer."""
+    """Writer of one ring."""
 
     def __init__(self, script: Script, number: int, role: str, rank: int) -> None:
         self.script = script
@@ -173,7 +173,7 @@ class Ring:
         listed: bool = True,
         paused_ms: float | None = None,
     ) -> None:
-        """Restate: who it is, since when it is paused, and all requests that it knows."""
+        """Write a keyframe: identity, start of a pause, and all requests in flight."""
         paused_ns = None if paused_ms is None else START_NS + round(paused_ms * MS)
         self.tell(Keyframe(self.now_ns, state, -1, paused_ns))
         own = (self.rank % ranks, stage, dp_rank, 0)
@@ -267,7 +267,7 @@ class Ring:
         self.tell(StepPlan(self.now_ns, step, self.now_ns, self.now_ns, 0, 1, 1, 0, 10))
 
     def slices(self, step: int, rows: Sequence[tuple[int, int, int]]) -> int:
-        """Tell a step's rows: request, tokens, context; one token behind a context is a decode."""
+        """Write a step's rows (request, tokens, context); one token with context is a decode."""
         indices = array("I", [row[0] for row in rows]).tobytes()
         tokens = array("I", [row[1] for row in rows]).tobytes()
         digest = digest64(indices, tokens)
@@ -298,7 +298,7 @@ class Ring:
     def step(
         self, step: int, rows: Sequence[tuple[int, int, int]], *, start_ms: float, end_ms: float
     ) -> None:
-        """Plan, run and tell a whole step, and emit a token of each request."""
+        """Plan, run and report a whole step, and emit a token of each request."""
         self.script.at(start_ms)
         self.plan(step)
         self.script.at(end_ms)
@@ -308,7 +308,7 @@ class Ring:
 
 
 def assert_parts_close(final: FinalRequest) -> None:
-    """Hold the parts of a prompt, where it has any, against what they are parts of."""
+    """Check the parts of a prompt, if it has any, against their whole."""
     if not final.parts:
         return
     assert sum(part.compute_ns for part in final.parts) == final.prefill_ns
@@ -319,7 +319,7 @@ def assert_parts_close(final: FinalRequest) -> None:
 
 
 def assert_all_closes(collector: Collector, finals: Finals) -> None:
-    """Hold every final number against the laws of the contract."""
+    """Check every final number against the laws of the contract."""
     compute: dict[tuple[str, str, bool], int] = {}
     for step in finals.steps:
         parts = step.shares_ns.tolist()
@@ -370,7 +370,7 @@ def assert_all_closes(collector: Collector, finals: Finals) -> None:
 
 
 def assert_other_rules_divide_the_same_time(step: FinalStep) -> None:
-    """Hold the views over a step's components to its shares, long after it was split."""
+    """Check the views over a step's components against its shares, long after its split."""
     of = step.components
     if of is None:
         assert not len(step.request_ids)

@@ -1,4 +1,4 @@
-"""A replica that hangs in a step, or takes long to end one, alone or beside one that serves."""
+"""Replicas that hang in a step or run a long one, alone or together with a healthy replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUND_MS = 400
 
 
 class Pair:
-    """Two replicas of an engine, of which one begins a long step of one request at 10 ms."""
+    """Engine of two replicas; one of them begins a long step of one request at 10 ms."""
 
     def __init__(self) -> None:
         self.script = Script()
@@ -79,7 +79,7 @@ def test_a_hung_replica_does_not_hold_back_the_requests_of_another(until_ms: int
     num_open = OVERDUE_MS / ROUND_MS + 1
     assert num_finished - num_open <= len(finals.requests) <= num_finished
     for final in finals.requests:
-        # A request that a step of 200 ms has served, whatever the other replica did.
+        # The request was computed in one step of 200 ms, independent of the other replica.
         ledger = final.ledger_ns
         assert ledger["prefill_own"] == pytest.approx(ROUND_MS // 2 * MS, rel=0.01), ledger
 
@@ -127,9 +127,9 @@ def test_the_requests_of_a_replica_that_hangs_and_is_killed_are_lost() -> None:
 
 
 class Alone:
-    """An engine of one replica with a front end, in a long step of two requests since 10 ms.
+    """Engine of one replica with a front end, in a long step of two requests since 10 ms.
 
-    A client comes every `ROUND_MS` and gives up soon; the core learns of none of them.
+    A client arrives every `ROUND_MS` and gives up soon; the core receives none of their requests.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Alone:
         self.front.emitted(indices)
 
     def hang(self, until_ms: int) -> int:
-        """Advance the clock; return how many clients gave up meanwhile."""
+        """Advance the clock; return the number of clients that gave up meanwhile."""
         num = 0
         for ms in range(20, until_ms, ROUND_MS):
             self.script.at(ms)
@@ -165,13 +165,13 @@ class Alone:
         return num
 
     def arrive(self, name: str, *, at_ms: int, told_ms: int) -> None:
-        """Queue a request in the core during the step; its loop reports it behind the step."""
+        """Queue a request in the core during the step; its loop reports it after the step."""
         self.names += (name,)
         self.script.at(told_ms)
         self.indices[name] = self.core.enter(QUEUED, name, at_ms=at_ms, prompt_tokens=8)
 
     def end(self, at_ms: int) -> None:
-        """End the step, and finish all."""
+        """End the step, and finish all requests."""
         core, rows = self.core, [(self.indices["member"], 1, 8), (self.indices["admitted"], 8, 0)]
         self.script.at(at_ms)
         core.emitted([row[0] for row in rows])
@@ -223,7 +223,7 @@ def test_a_long_step_of_the_only_replica_is_explained_as_if_all_had_waited_for_i
             (final.ledger_ns, expected.ledger_ns),
             (final.ttft_ledger_ns, expected.ttft_ledger_ns),
         ):
-            # Until its end is known a step counts as busy from its plan on, not from its launch.
+            # Until its end is known, a step counts as busy from its plan, not from its launch.
             for cause in {*told, *waited}:
                 assert abs(told.get(cause, 0) - waited.get(cause, 0)) <= launch_ms * MS
             if "queue" not in told:
@@ -304,4 +304,4 @@ def test_a_request_that_hangs_is_slowed_down_as_long_as_nothing_else_is_known() 
     assert sum(ledger_ns.values()) > 19_000 * MS
     assert ledger_ns["slowdown"] == pytest.approx(sum(ledger_ns.values()), rel=0.01)
     (device,) = collector.devices()
-    assert device.wall_ns < 20 * MS  # what it does is not known
+    assert device.wall_ns < 20 * MS  # its state during the hung step is unknown

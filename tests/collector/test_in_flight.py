@@ -18,7 +18,7 @@ def played(script: Script, *, until_ms: float, most: int) -> tuple[Collector, Fi
 
 
 def finish(core: Ring, index: int, step: int, at_ms: float) -> None:
-    """Serve a request of one token from then on."""
+    """Serve a request of one token from a time on."""
     core.script.at(at_ms)
     core.admitted(index)
     core.step(step, [(index, 8, 0)], start_ms=at_ms + 1, end_ms=at_ms + 2)

@@ -1,4 +1,4 @@
-"""What a fold does not keep changes nothing of what it hands on."""
+"""Retention limits of a fold and its final records, which do not depend on them."""
 
 from __future__ import annotations
 

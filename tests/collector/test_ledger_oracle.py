@@ -1,4 +1,4 @@
-"""Ledgers of made-up engines against an oracle that knows what really happened.
+"""Ledgers of simulated engines against an oracle that knows every event.
 
 An engine is simulated: replicas, chunked prefill, asynchronous scheduling, preemption, aborts, slow
 clients, late reports. The oracle asks of each interval between two facts what the request waited
@@ -46,7 +46,7 @@ class Step:
     emitted_ns: int | None = None
 
     def end_for(self, request: Request) -> int:
-        """Return until when a member waits for the step: not beyond a preemption since its plan."""
+        """Return the end of a member's wait for the step: not after a preemption since its plan."""
         cuts_ns = [since for since, _ in request.preempted if since >= self.planned_ns]
         return min([self.end_ns, *cuts_ns])
 
@@ -69,7 +69,7 @@ class Request:
     preempted: list[tuple[int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     tokens_ns: list[int] = field(default_factory=list)
-    """When they left the engine's loop; likewise the front end."""
+    """Times at which tokens left the engine's loop; likewise the front end."""
     written_ns: list[int] = field(default_factory=list)
     blocked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ class Request:
 
 
 class Engine:
-    """A simulated engine, and the records that it would write."""
+    """Simulated engine, and the records that it would write."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -242,7 +242,7 @@ class Engine:
         self.write(told_ns, write)
 
     def deliver(self, request: Request) -> None:
-        """Pass tokens on to a client, who may be slow to read."""
+        """Pass tokens on to a client that may be slow to read."""
         ring = self.front_end
         if ring is None:
             return

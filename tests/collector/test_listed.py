@@ -1,4 +1,4 @@
-"""The rows of a window and its quantiles are of the same requests, whatever the window."""
+"""Rows and quantiles of a window, which describe the same requests for any window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOWS_S = (1, 5, 10, 60, 300)
 
 
 class Looks:
-    """Looks at the sample over several windows, every other second of it."""
+    """Views of the sample over several windows, one for every other second of it."""
 
     def __init__(self) -> None:
         self.finished: list[FinalRequest] = []
@@ -29,7 +29,7 @@ class Looks:
         self._source.close()
 
     def step(self, step: FinalStep) -> None:
-        """Steps are of no interest."""
+        """Ignore a step."""
 
     def request(self, request: FinalRequest) -> None:
         self.finished.append(request)

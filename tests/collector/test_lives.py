@@ -28,7 +28,7 @@ from tests.collector.test_cuts import assert_cuts_do_not_show
 def serve(
     core: Ring, index: int, *, from_ms: float, num_tokens: int = 3, first_step: int = 0
 ) -> float:
-    """Serve one request alone, a step each 10 ms; return when its last token came."""
+    """Serve one request alone, one step every 10 ms; return the time of its last token."""
     core.script.at(from_ms)
     core.admitted(index)
     for n in range(num_tokens):
@@ -275,7 +275,7 @@ def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
     core.admitted(mine)
     for n in range(2):
         core.step(n, [(mine, 1, 8) if n else (mine, 8, 0)], start_ms=1 + 9 * n, end_ms=9 + 9 * n)
-        script.at(12 + 9 * n)  # the first after the next step has begun
+        script.at(12 + 9 * n)  # the first one after the next step has begun
         front.emitted([asked], at_ns=START_NS + (9 + 9 * n) * MS + 1)
     core.finished(mine)
     front.last_byte(asked)
@@ -291,7 +291,7 @@ def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
     ("end_s", "state", "reason", "finish"),
     [
         (7.1, None, "stop", "engine_lost"),
-        (2.1, None, "length", "engine_lost"),  # before anybody knew
+        (2.1, None, "length", "engine_lost"),  # before the crash was detected
         (7.1, None, "client_cancel", "client_cancel"),
         (7.1, FAILED, "stop", "stop"),  # the probe was lost, the front end was not
     ],
@@ -340,7 +340,7 @@ def test_a_client_that_leaves_first_is_ended_by_the_engine() -> None:
     front.emitted([asked])
     script.at(12)
     front.last_byte(asked)
-    for second in range(1, 8):  # the front end has nothing more to say, and is not dead
+    for second in range(1, 8):  # the front end reports nothing more of it, and is alive
         script.at(1000 * second)
         core.health()
     core.finished(mine, "client_cancel")
@@ -454,7 +454,7 @@ def test_nobody_is_lost_to_a_process_that_has_not_been_started_yet() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     asked = front.received("request-1")
-    script.at(300)  # a Tick after the front end has spoken, and before the core has
+    script.at(300)  # a Tick after the front end's first record, and before the core's
     mine = core.queued("request-1")
     serve(core, mine, from_ms=301)
     front.emitted([asked])
@@ -487,7 +487,7 @@ def test_a_probe_switched_off_and_on_loses_nobody_to_a_dead_engine() -> None:
     assert (final.request_id, final.finish, final.joined_late) == ("stays", "stop", True)
     engine = collector.engines["engine"]
     assert not engine.lives.table.alive()
-    assert engine.lives.num_dropped == 2  # switched off; "stays" was met again
+    assert engine.lives.num_dropped == 2  # switched off; "stays" was reported again
     assert_all_closes(collector, finals)
 
 

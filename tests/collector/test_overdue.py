@@ -1,4 +1,4 @@
-"""Ranks that hang, each in a way of its own, and ranks that only take long."""
+"""Ranks that hang, each in a different way, and ranks that are only slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONG_MS = 20_000
 
 
 class Pair:
-    """A core that plans, and two workers that have executed a step of one request."""
+    """Core that plans, and two workers that have executed a step of one request."""
 
     def __init__(self) -> None:
         self.script = Script()
@@ -31,7 +31,7 @@ class Pair:
         self.core.plan(1)
 
     def live(self, *reports: tuple[Ring, float | None], until_ms: float = LONG_MS) -> None:
-        """Let processes report ten times a second: the step under way began then, or none is."""
+        """Report ten times a second from each process: the start of its running step, or none."""
         for ms in range(100, int(until_ms), 100):
             self.script.at(ms)
             for ring, since_ms in reports:
@@ -39,7 +39,7 @@ class Pair:
                 ring.health(through_ns=through_ns)
 
     def overdue_s(self) -> dict[int, float]:
-        """Return for how long each rank is waited for."""
+        """Return how long the others wait for each rank, in seconds."""
         collector, _ = self.script.play(until_ms=LONG_MS)
         (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
         return {each.rank: each.overdue_ns / 1e9 for each in view.ranks}
@@ -106,7 +106,7 @@ def test_a_rank_alone_is_waited_for_by_nobody() -> None:
 
 
 def restarted(*, is_second_killed: bool) -> dict[int, float]:
-    """Kill four ranks, begin again with two under the same id, and let a request run on these."""
+    """Kill four ranks, restart with two under the same ID, and run a request on these."""
     script = Script()
     script.ring()
     for rank in range(4):

@@ -1,4 +1,4 @@
-"""One partition of each request: what lies before its first token, and what lies after it."""
+"""Partition of each request's ledger: the part up to its first token, and the part after it."""
 
 from __future__ import annotations
 

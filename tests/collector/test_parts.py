@@ -1,4 +1,4 @@
-"""Parts of prompts, from what the rings say to what is exported."""
+"""Parts of prompts, from the rings' records to the exported rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT = (("system", 5), ("retrieved", 2), ("user", 1))
 
 
 def serve(core: Ring, index: int, chunks: Sequence[int], *, cached: int = 0) -> float:
-    """Serve a prompt of 8 tokens in chunks, a step each 10 ms, and a second token."""
+    """Serve a prompt of 8 tokens in chunks, one step every 10 ms, and a second token."""
     core.event(index, 3, cached_tokens=cached)
     at, num_steps = cached, 0
     for tokens in [*chunks, 1]:

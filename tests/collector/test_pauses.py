@@ -1,4 +1,4 @@
-"""An engine that somebody has paused: who waits for that, and what its device does meanwhile."""
+"""Paused engines: the requests that wait for the end of the pause, and the device's idle time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws that hold whatever an engine does, in whatever order it tells of it."""
+"""Laws that hold for any engine behaviour and any order of records."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _NEVER = 10**9
 
 @dataclass
 class _Life:
-    """A request as the made-up engine sees it; microseconds since the start."""
+    """Request in the simulated engine; times in microseconds since the start."""
 
     index: int
     arrives: int
     prompt: int
     max_tokens: int
     ends: int = _NEVER
-    """When it is aborted, or has ended."""
+    """Time at which it is aborted, or has ended."""
     leaves: int = _NEVER
-    """When its client goes away."""
+    """Time at which its client disconnects."""
     computed: int = 0
     parts: tuple[tuple[str, int], ...] = ()
     tokens: int = 0
@@ -45,7 +45,7 @@ class _Life:
 
 
 class _Engine:
-    """Makes up an engine's life: chunks, preemptions, aborts, overlap, ranks, a front end."""
+    """Simulation of an engine: chunks, preemptions, aborts, overlap, ranks, a front end."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Rings and recordings of another release: read to the same numbers, and said to be of it."""
+"""Rings and recordings of another release: read to the same numbers, and reported as such."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.collector.test_expansion import replayed
 from tests.report.test_why import SAMPLE
 
 NUM = 4000
-"""Frames of a real run: some seconds."""
+"""Number of frames of a real run: some seconds."""
 NEW_CODE = 999
 
 
@@ -29,12 +29,12 @@ def appended(frame: RecordedFrame) -> list[RecordedFrame]:
 
 
 def between(frame: RecordedFrame) -> list[RecordedFrame]:
-    """Put a record of a kind behind it that this release does not know."""
+    """Insert a record of a kind that this release does not know."""
     return [frame, frame._replace(code=NEW_CODE, payload=b"\x91\x01")]
 
 
 def same(frame: RecordedFrame) -> list[RecordedFrame]:
-    """Leave it as it is."""
+    """Return the frame unchanged."""
     return [frame]
 
 

@@ -1,4 +1,4 @@
-"""A fold is a function of its records: live, replayed, in any pieces, under any hash seed."""
+"""Folds as functions of their records: live, replayed, in any pieces, under any hash seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _serve(front_end: FrontEnd) -> None:
 
 
 def _calibration(info: EngineInfo) -> Calibration:
-    """Return what a machine could have measured of itself; those that only read have not."""
+    """Return rates that a machine could have measured; machines that only read have none."""
     assert info.shape is not None
     model = roofline(info.shape, peaks_of("cpu"))
     steps = StepTable(

@@ -1,4 +1,4 @@
-"""A run with a sampler beside it folds to the same counters: live, recorded, in any order."""
+"""Counters of a run with a sampler, which are the same live, recorded and in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data-parallel replicas of one engine: a request waits for the one that it is on."""
+"""Data-parallel replicas of one engine: a request waits for its own replica only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(
     start_ms: float,
     end_ms: float,
 ) -> None:
-    """Report a step at its end, as its records come where other rings are written meanwhile."""
+    """Report a step at its end: its records arrive while other rings are written."""
     script.at(end_ms)
     core.span(step, start_ms, end_ms)
     core.slices(step, rows)

@@ -1,4 +1,4 @@
-"""Columns of a window say of each step what its slices do, however many are read together."""
+"""Columns of a window, which equal each step's slices for any number of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferscope.records import DECODE, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepS
 
 
 def some_step(draw: random.Random) -> Joined:
-    """Return a step, mostly of plain decodes and a few prefills; some columns may be left out."""
+    """Return a step, mostly of plain decodes and a few prefills; some columns may be missing."""
     num = draw.randint(1, 9)
     phases = [draw.choice([DECODE] * 9 + [PREFILL] * 3 + [VERIFY, DRAFT]) for _ in range(num)]
     tokens = [draw.choice([0, 1, 1, 1, 5, 300]) for _ in range(num)]
@@ -108,7 +108,7 @@ def test_slots_of_a_team_are_the_same_array_until_one_of_it_leaves() -> None:
     assert slots.team(requests) is team
     slots.drop(1)
     assert slots.team(requests) is None
-    slots.put(1, 20)  # known again, as another request
+    slots.put(1, 20)  # the index is reused for another request
     found = slots.team(requests)
     assert found is not None
     assert found.tolist() == [10, 20, 12]

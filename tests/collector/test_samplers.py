@@ -90,7 +90,7 @@ def test_a_sampler_that_lives_on_does_not_keep_an_engine_alive(tmp_path: Path) -
     sampler(tmp_path, START, 1)
     me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, os.getpid(), "host", boot_id(), START, START)
     living = RingWriter(tmp_path / SAMPLER_ROLE / "living.ring", me, capacity=1 << 16)
-    living.beat(10**18)  # by any clock of this machine
+    living.beat(10**18)  # alive by any clock of this machine
     try:
         assert folded(RingSource(lambda: tmp_path.glob("**/*.ring"), name="folder")).has_ended
     finally:

@@ -1,4 +1,4 @@
-"""An engine on several devices: what is counted of each is told of each, and sums to all."""
+"""Engines on several devices: counters of each device, which sum to the engine's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.collector.trains import DECODE, GPU, PREFILL, SHAPE, Train
 
 OTHER = "GPU-5678"
 SM = {GPU: (0.9, 0.5), OTHER: (0.1, 0.05)}
-"""By device, shares of SMs while in a prefill and in a decode."""
+"""Shares of SMs in a prefill and in a decode, by device."""
 MEMORY_BYTES = {GPU: 70e9, OTHER: 10e9}
 WATTS = {GPU: 600.0, OTHER: 150.0}
 
 
 def two_ranks(*, until_ms: float = 1500, instances: tuple[str, str] = ("", "")) -> Train:
-    """Run an engine of two tensor ranks: each on a device, or on a MIG instance of the same one."""
+    """Run an engine of two tensor ranks, each on a device or on a MIG instance of one device."""
     train = Train(instance=instances[0])
     worker = train.script.ring("worker", 1, ranks=2)
     uuid = (GPU if any(instances) else OTHER)[4:]
@@ -43,7 +43,7 @@ def two_ranks(*, until_ms: float = 1500, instances: tuple[str, str] = ("", "")) 
 
 
 def sampled(train: Train, names: dict[str, str], *, other_until_ms: float = 1e9) -> Train:
-    """Have each device sampled under a name."""
+    """Sample each device under a name."""
     for device, name in names.items():
         before = len(train.samples)
         train.sample(0.5, "sm_active_share", SM[device], source="pm", device=name)
@@ -77,7 +77,7 @@ def view() -> EngineView:
 def test_gauges_of_each_device_are_its_own(view: EngineView) -> None:
     scrape = scraped(view)
     for device, num_bytes in MEMORY_BYTES.items():
-        # A GPU's id is as its driver writes it only where it is a whole one: these are short.
+        # A GPU's ID is exported as its driver writes it only if it is complete: these are short.
         gpu = device[4:]
         assert scrape.one("inferscope_gpu_memory_used_bytes", gpu=gpu) == num_bytes
         share = scrape.one("inferscope_gpu_sm_active_ratio", gpu=gpu)

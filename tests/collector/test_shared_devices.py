@@ -1,4 +1,4 @@
-"""What a device counts is divided over the steps of all ranks that run on it."""
+"""Division of a device's counters over the steps of all ranks that run on it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.collector.scripts import MS, START_NS, assert_all_closes
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
 
 Spans = list[tuple[int, int]]
-"""Gap before, and length."""
+"""Gap before a step, and its length."""
 FIRST_MS = 200
-"""Steps are joined from when the sampler is first heard."""
+"""Time of the sampler's first record, from which steps are joined."""
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=12)
 
@@ -40,7 +40,7 @@ def run_on_one_device(ranks: list[Spans]) -> Train:
 
 
 def touched_ns(train: Train, begin_ns: int, end_ns: int) -> int:
-    """Return for how long any step ran within a window."""
+    """Return the time in which any step ran within a window."""
     edges = sorted(
         (max(begin_ns, START_NS + round(start * MS)), min(end_ns, START_NS + round(stop * MS)))
         for start, stop, _ in train.steps

@@ -1,4 +1,4 @@
-"""A front end with another CLOCK_MONOTONIC: its requests are one with the core's, and reported."""
+"""Front ends with another CLOCK_MONOTONIC: their requests are joined, and the skew is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ S = 1_000_000_000
 
 
 class OtherClock:
-    """The clocks of a time namespace."""
+    """Clocks of a time namespace."""
 
     def __init__(self, ahead_ns: int) -> None:
         self.ahead_ns = ahead_ns
@@ -87,7 +87,7 @@ def test_a_request_is_one_whatever_the_clock_of_its_front_end(
     folder: Path, ahead_s: int, has_ended: bool, is_core_too: bool
 ) -> None:
     began_ns = time.monotonic_ns()
-    ahead_s = max(ahead_s, -(began_ns // 2 // S))  # a machine that has just booted: no time below 0
+    ahead_s = max(ahead_s, -(began_ns // 2 // S))  # no negative time on a machine just booted
     other = OtherClock(ahead_s * S)
     core = Probe.open(EngineInfo(0, "toy"), clock=other if is_core_too else None)
     front = Probe.open(EngineInfo(0, "toy"), role="frontend", clock=other)
@@ -112,7 +112,7 @@ def test_a_request_is_one_whatever_the_clock_of_its_front_end(
     assert not final.joined_late
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
     assert final.delivered_ns - final.arrived_ns <= ended_ns - began_ns + 300 * MS
-    is_together = is_core_too and has_ended and ahead_s < 0  # nothing tells that they are elsewhere
+    is_together = is_core_too and has_ended and ahead_s < 0  # no record shows the other namespace
     roles = ["core", "frontend"] if is_core_too else ["frontend"]
     expected = roles if ahead_s and not is_together else []
     assert sorted(one.role for one in skewed) == expected
@@ -149,7 +149,7 @@ def test_a_wall_clock_that_is_set_between_two_starts_is_no_skew(folder: Path) ->
 
 
 def skewed_script(skew_ns: int, *, wall_jump_ns: int = 0) -> Script:
-    """Return records as an earlier reader has stored them: not corrected."""
+    """Return records as an earlier reader stored them, without correction."""
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     for at_s in (0, 10, 20):
@@ -227,7 +227,7 @@ front.close()
 
 
 class ElsewhereFront:
-    """A front end in another process, by the calls that `serve` makes."""
+    """Front end in another process, with the calls that `serve` makes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -246,13 +246,13 @@ class ElsewhereFront:
         return 0
 
     def tokenised(self, index: int, prompt_tokens: int) -> None:
-        """Nothing more to do."""
+        """Do nothing: `received` has reported it."""
 
     def first_byte(self, index: int) -> None:
         assert self._ask("emitted") == "emitted"
 
     def emitted(self, indices: list[int], tokens: list[int]) -> None:
-        """Nothing more to do: `first_byte` has."""
+        """Do nothing: `first_byte` has reported it."""
 
     def last_byte(self, index: int) -> None:
         assert self._ask("last") == "last"

@@ -1,4 +1,4 @@
-"""Steps are split alike, however many of them are split together."""
+"""Splits of steps, which do not depend on the number of steps split together."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nor_do_steps_with_drafts_chunks_and_recomputed_tokens(seed: int) -> Non
 
 
 def test_only_steps_of_one_phase_that_teach_bound_others() -> None:
-    """A chunk beside a decode, a prompt alone, decodes, and decodes in a cold step."""
+    """Split a chunk with a decode, a prompt alone, decodes, and decodes in a cold step."""
     tokens = np.array([16, 1, 13, 1, 1, 1])
     contexts = np.array([0, 100, 7, 500, 3000, 9])
     table = StepTable(tokens, contexts, np.ones_like(tokens), tokens > 1, np.array([2, 1, 2, 1]))

@@ -1,4 +1,4 @@
-"""Windows stamped by a wall clock that drifts and is set are put where they were, or nowhere."""
+"""Windows stamped by a wall clock that drifts and is set: mapped to their true time, or dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH_NS = MS // 2
 
 
 def train() -> list[Counted]:
-    """Return windows without holes; each value is its window's number."""
+    """Return windows without gaps; each value is its window's number."""
     num = (END_NS - START_NS) // LENGTH_NS - 100
     first_ns = START_NS + 1
     return [
@@ -30,7 +30,7 @@ def train() -> list[Counted]:
 
 
 def placed(records: Sequence[Record], *, wait_ns: int = 600 * MS) -> list[Placed]:
-    """Place what is told, and give up what waits after that."""
+    """Map the samples of some records, and release those that still wait."""
     stamps, out = Stamps(), []
     for record in records:
         out += stamps.give_up(record.t_ns)
@@ -42,7 +42,7 @@ def placed(records: Sequence[Record], *, wait_ns: int = 600 * MS) -> list[Placed
 
 
 def anchored_late(records: Sequence[Record]) -> list[Record]:
-    """Have each sample come before the anchor that was taken for it."""
+    """Move each sample before the anchor that was taken for it."""
     late = list(records)
     for at in range(1, len(late)):
         if isinstance(late[at], CounterSample):
@@ -56,7 +56,7 @@ def num_told(records: Sequence[Record]) -> int:
 
 
 def hold_to_truth(found: Sequence[Placed], truth: Sequence[Counted], *, slack_ns: int = 3) -> int:
-    """Hold every placed window against what it was; return how many there are."""
+    """Check every mapped window against the truth; return their number."""
     num = 0
     for each in found:
         if each.window is None:
@@ -71,7 +71,7 @@ def hold_to_truth(found: Sequence[Placed], truth: Sequence[Counted], *, slack_ns
     return num
 
 
-# Not two between the same anchors: of a clock that is set and set back nobody can tell.
+# Not two between the same anchors: setting a clock and setting it back is undetectable.
 slots = st.lists(st.integers(0, NUM_DECODES - 1), max_size=4, unique=True)
 sizes = st.one_of(st.integers(MS, 90 * MS), st.integers(90 * MS, 3_600_000 * MS))
 
@@ -111,7 +111,7 @@ def test_no_window_is_put_where_it_was_not_and_all_are_counted(
     found = placed(records)
     num_placed = hold_to_truth(found, truth)
     assert num_placed + sum(each.num_unplaced for each in found) == num_told(records)
-    # What is decoded more than a period after the clock was set is placed, all of it.
+    # Everything decoded more than a period after the clock was set is mapped.
     for record in records:
         if isinstance(record, CounterSample):
             decoded_ns = record.t_ns - error_ns - 1
@@ -190,7 +190,7 @@ def test_a_few_lost_anchors_widen_the_error_and_many_leave_nothing_to_place() ->
     errors = {each.error_ns for each in found if each.error_ns is not None}
     assert max(errors) > 1000 + 2e-4 * 2 * DECODE_NS
     stamps = Stamps()
-    for at_ns in (START_NS, START_NS + 10_000 * MS):  # in which it may have gone 2 ms astray
+    for at_ns in (START_NS, START_NS + 10_000 * MS):  # the drift in between may reach 2 ms
         real_ns = wall.real_ns(at_ns) + (5 * MS if at_ns > START_NS else 0)
         stamps.anchor(Clock(at_ns, real_ns, error_ns=10, host_ns=at_ns))
     (one,) = stamps.place(next(each for each in records if isinstance(each, CounterSample)))

@@ -72,7 +72,7 @@ def test_a_rank_that_dies_holds_nobody_up() -> None:
 
 @pytest.mark.parametrize("idle_ms", [1_000, 5_500, 9_900])
 def test_the_first_step_after_an_idle_time_waits_for_its_span(idle_ms: int) -> None:
-    """An idle worker reports every 10 s, and its first step may last for longer than a Tick."""
+    """Serve an idle worker, which reports every 10 s, a first step longer than a Tick."""
     script = Script()
     core, worker = script.ring(), script.ring("worker")
     script.at(idle_ms)
@@ -127,7 +127,7 @@ def test_the_slices_of_a_long_step_in_a_worker_are_waited_for() -> None:
     core.plan(0)
     for ms in range(100, 1_500, 100):
         script.at(ms)
-        core.health()  # it has no spans of its own: nothing is open here
+        core.health()  # it has no spans of its own: no step is open here
         worker.health(through_ns=START_NS + 3 * MS)
     script.at(1_500)
     worker.span(0, 3, 1_500)
@@ -307,7 +307,7 @@ def test_steps_that_overlap_and_come_unannounced_still_sum_to_the_wall() -> None
     core = script.ring()
     mine = core.queued("a")
     core.admitted(mine)
-    for n in range(6):  # each launched while the one before still runs
+    for n in range(6):  # each is launched while the previous one still runs
         script.at(20 + 10 * n)
         core.span(n, 10 * n, 20 + 10 * n)
         core.slices(n, [(mine, 1, 8 + n)])
@@ -391,7 +391,7 @@ def test_malformed_columns_and_unknown_words_are_counted_and_harm_nobody() -> No
     core.step(
         6, [(mine, 8, 0), (mine, 0, 8), (mine, 4_000_000_000, 4_000_000_000)], start_ms=1, end_ms=9
     )
-    core.finished(mine, "a word that nobody knows")
+    core.finished(mine, "an unknown reason")
     core.health()
     collector, finals = script.play_as_told()
     assert finals.only().finish == "error"

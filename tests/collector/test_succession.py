@@ -1,4 +1,4 @@
-"""Processes that are started again: whose device it is, and that its time is told once."""
+"""Restarted processes: their devices, whose time is counted once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_process_that_was_replaced_is_missing_from_no_later_step(num_lives: in
         core = script.ring()
         mine = core.queued(f"r{life}")
         core.admitted(mine)
-        for n in range(5):  # each is under way at a Tick
+        for n in range(5):  # each is running at a Tick
             start_ms = 20_000 * life + 10 + 300 * n
             rows = [(mine, 1, 8 + n) if n else (mine, 8, 0)]
             core.step(n, rows, start_ms=start_ms, end_ms=start_ms + 290)
@@ -126,17 +126,17 @@ def test_a_process_that_was_replaced_is_missing_from_no_later_step(num_lives: in
 
 @dataclass
 class Life:
-    """One process."""
+    """Lifetime of one process."""
 
     role: str
     rank: int
     gap_ms: int
-    """From the start of the process before it, of any role and rank."""
+    """Time since the start of the previous process, of any role and rank."""
     lasts_ms: int
     num_steps: int
     is_closed: bool
     is_lost: bool
-    """It leaves a request unfinished."""
+    """Whether it leaves a request unfinished."""
 
 
 processes = st.builds(

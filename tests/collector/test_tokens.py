@@ -12,7 +12,7 @@ from inferscope.collector.tokens import Tokens
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_times_kept_once_for_a_team_are_each_members_own(seed: int, is_asked: bool) -> None:
-    """Whoever joins, leaves, emits alone or twice in between, and whether somebody asks or not."""
+    """Join, leave, emit alone and emit twice in any order, with and without reads in between."""
     draw, tokens = random.Random(seed), Tokens(4)
     tokens.grow(12)
     events: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(1, 9)}

@@ -1,4 +1,4 @@
-"""KV blocks from another worker: what a request waited for them is a cause of its own."""
+"""KV blocks from another worker: the wait for them is a separate cause."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_transfer_that_cannot_be_is_none() -> None:
     mine = core.queued("mine")
     script.at(5)
     core.transferred(mine, 4, 2, "ends before it begins")
-    core.transferred(mine, 4, 9, "ends after it was told")
-    core.transferred(mine + 7, 1, 2, "nobody's")
+    core.transferred(mine, 4, 9, "ends after its record")
+    core.transferred(mine + 7, 1, 2, "unknown request")
     core.admitted(mine)
     core.step(0, [(mine, 8, 0)], start_ms=5, end_ms=6)
     script.at(7)

@@ -1,4 +1,4 @@
-"""Ranks on a host without their engine's core: what they did is told, though not for whom."""
+"""Ranks on a host without their engine's core: their phases are reported, without requests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.collector.trains import SHAPE
 
 NUM_STEPS = 20
 PRICE = 3600.0
-"""Dollars per hour: one per second."""
+"""Price in dollars per hour: one dollar per second."""
 
 
 @dataclass
 class Fleet:
-    """An engine of two tensor ranks, which are on two hosts; the core is on the first."""
+    """Engine of two tensor ranks on two hosts; the core is on the first."""
 
     script: Script = field(default_factory=Script)
     mixed: bool = True
@@ -72,7 +72,7 @@ class Fleet:
         self.core.emitted([request for request, _, _ in rows])
 
     def on_host(self, rings: Collection[Ring]) -> Host:
-        """Return what a collector makes of some of the rings."""
+        """Return a host whose collector folds some of the rings."""
         numbers = {ring.number for ring in rings}
         finals = Finals()
         collector = Collector(finals)
@@ -86,7 +86,7 @@ class Fleet:
 
 @dataclass
 class Host:
-    """One host's collector, and what it made final."""
+    """Collector of one host, and its final records."""
 
     collector: Collector
     finals: Finals
@@ -142,7 +142,7 @@ def test_a_rank_without_its_core_tells_its_phases_and_is_no_loss(
         assert scrape.one("inferscope_records_dropped_total", reason=reason) == 0
     assert scrape.total("inferscope_requests_total") == 0
     assert scrape.total("inferscope_step_duration_seconds_count") == 0
-    assert not scrape.all("inferscope_headroom_ratio")  # it would be all of what another host has
+    assert not scrape.all("inferscope_headroom_ratio")  # another host has the load
 
 
 def test_the_fleet_s_device_seconds_are_the_sum_of_its_hosts_(
@@ -162,7 +162,7 @@ def test_the_fleet_s_device_seconds_are_the_sum_of_its_hosts_(
             whole = together.total(name, **labels)
             parts = sum(scrape.total(name, **labels) for scrape in scrapes)
             assert parts == pytest.approx(whole), (name, phase)
-    # A step of both phases is divided by the model, which there does not know who is behind.
+    # A step of both phases is divided by the model, without the requests' contexts there.
     busy = [
         sum(scrape.total(seconds, phase=phase) for phase in ("prefill", "decode"))
         for scrape in (together, *scrapes)
@@ -171,7 +171,7 @@ def test_the_fleet_s_device_seconds_are_the_sum_of_its_hosts_(
     for phase in ("prefill", "decode"):
         whole = together.total(seconds, phase=phase)
         parts = sum(scrape.total(seconds, phase=phase) for scrape in scrapes)
-        # Nor does it learn from steps, as the core's host does from the first one on.
+        # Nor is the model fitted to steps there, as on the core's host from the first one on.
         assert parts == pytest.approx(whole, rel=0.1)
 
 
@@ -187,7 +187,7 @@ def test_phases_that_no_step_mixes_are_the_same_to_the_nanosecond() -> None:
 
 
 def test_ranks_on_another_host_do_not_make_those_here_compute_faster() -> None:
-    """FLOPs are the whole model's, and the second rank's seconds are on the other host."""
+    """Count FLOPs of the whole model, with the second rank's seconds on the other host."""
     fleet = Fleet(mixed=False, shape=SHAPE)
     first, second = fleet.ranks
     together = fleet.on_host([fleet.core, first, second]).view.prefill_flops_s
@@ -203,8 +203,8 @@ def test_device_hours_are_paid_for_on_both_hosts(hosts: tuple[Host, Host]) -> No
         (device,) = host.view.devices
         dollars = host.scrape().total("inferscope_cost_dollars_total")
         assert dollars == pytest.approx(device.wall_ns / 1e9, rel=1e-3)
-    nobody = hosts[1].scrape().total("inferscope_cost_dollars_total", tenant="none")
-    assert nobody == pytest.approx(0.24)
+    untenanted = hosts[1].scrape().total("inferscope_cost_dollars_total", tenant="none")
+    assert untenanted == pytest.approx(0.24)
 
 
 def test_exported_rows_have_phases_and_no_names(hosts: tuple[Host, Host]) -> None:
@@ -241,7 +241,7 @@ def test_of_ranks_that_do_not_say_what_they_computed_the_time_is_told() -> None:
 def test_a_core_of_another_replica_does_not_speak_for_the_ranks_beside_it(
     dp_rank: int, num_unjoined: int
 ) -> None:
-    """Of its own replica it does: what it then leaves unsaid is lost."""
+    """Apply the core to its own replica only: there, missing records count as lost."""
     script = Script()
     core, worker = script.ring(), script.ring("worker", 1)
     core.keyframe(dp_rank=1)

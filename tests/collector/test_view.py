@@ -1,4 +1,4 @@
-"""What a view says of now."""
+"""Present state in a view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_prompts_that_wait_are_those_nobody_computes() -> None:
     core.step(0, [(first, 100, 0)], start_ms=2, end_ms=9)
     script.at(10)
     core.preempted(first)
-    # What lost its blocks computes its prompt again.
+    # A preempted request computes its prompt again.
     assert view_of(script, until_ms=300).queued_prompt_tokens == 145
 
 
@@ -61,7 +61,7 @@ def test_who_is_admitted_to_a_step_that_hangs_runs_and_the_fold_goes_on() -> Non
     view = view_of(script, until_ms=20_000)
     assert (view.num_running, view.num_waiting) == (1, 0)
     assert view.folded_ns - before.folded_ns > 19 * 10**9
-    assert view.through_ns == before.through_ns  # what the device does is not known
+    assert view.through_ns == before.through_ns  # the state of the device is unknown
 
 
 def test_what_a_probe_does_behind_the_device_is_a_part_of_its_share() -> None:

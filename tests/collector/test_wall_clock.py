@@ -1,4 +1,4 @@
-"""Samples that CUPTI stamps by the wall clock join the steps they were counted in, or none."""
+"""Samples stamped by CUPTI's wall clock, joined to the steps they were counted in or to none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def counted() -> Train:
 
 @cache
 def undisturbed_ns(lag_ms: int) -> float:
-    """Return what is given to steps when the wall clock makes no jump."""
+    """Return the time allocated to steps if the wall clock does not jump."""
     collector, _ = counted().stamp(Wall(), lag_ns=lag_ms * MS).play()
     return float(counters_of(collector).totals[:, SM_ACTIVE].sum())
 

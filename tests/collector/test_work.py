@@ -1,4 +1,4 @@
-"""What requests are told they computed, moved and saved, against each step's own count."""
+"""Computed, moved and saved amounts of requests, against each step's own count."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LATENT = replace(DENSE, latent_ranks=(32, 16))
 
 @dataclass
 class Row:
-    """One row of a step, with what its request keeps count of."""
+    """Row of a step, with the amounts its request accumulates."""
 
     index: int
     phase: int
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass
 class Traffic:
-    """A core that is told what to run, step after step."""
+    """Core that runs given steps one after the other."""
 
     shape: Shape | None
     ranks: int = 1
@@ -112,7 +112,7 @@ class Traffic:
 
 
 def some_traffic(seed: int, shape: Shape | None) -> tuple[Traffic, Finals]:
-    """Let requests come, prefill in chunks, decode, draft and verify, lose their blocks, and go."""
+    """Run requests that prefill in chunks, decode, draft, verify and are preempted."""
     draw = random.Random(seed)
     traffic = Traffic(shape)
     state: dict[int, list[int]] = {}  # context, prompt left, tokens left
@@ -155,7 +155,7 @@ def some_traffic(seed: int, shape: Shape | None) -> tuple[Traffic, Finals]:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([DENSE, WINDOWED, EXPERTS]))
 def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: Shape) -> None:
-    """In integers: no FLOP and no byte is lost, counted twice or another model's."""
+    """Sum in integers: no FLOP and no byte is lost or counted twice."""
     traffic, finals = some_traffic(seed, shape)
     rates = rates_of(shape)
     assert rates is not None
@@ -212,7 +212,7 @@ def by_id(finals: Finals) -> dict[str, FinalRequest]:
 
 
 def test_drafts_that_were_rejected_are_told_by_tokens_whatever_their_number() -> None:
-    """Three requests verify 4, 2 and no drafts in one step; the second has all accepted."""
+    """Verify 4, 2 and no drafts of three requests in one step; all of the second's pass."""
     traffic = Traffic(DENSE)
     a, b, c = (traffic.request(name) for name in "abc")
     traffic.step([Row(i, PREFILL, 8, 0) for i in (a, b, c)])
@@ -253,7 +253,7 @@ def test_the_drafter_s_time_is_told_apart_and_its_flops_are_nobody_s() -> None:
 
 @pytest.mark.parametrize("num_others", [0, 2])
 def test_tokens_computed_again_are_told_with_their_time(num_others: int) -> None:
-    """Alike whether a step is booked as a team's or row by row."""
+    """Book a step by batch and row by row, with the same result."""
     traffic = Traffic(DENSE)
     mine = traffic.request("a")
     others = [traffic.request(f"other-{n}") for n in range(num_others)]
@@ -279,14 +279,14 @@ def test_weights_are_read_in_equal_parts_by_who_is_in_the_step() -> None:
     told, rates = by_id(traffic.play()), rates_of(DENSE)
     assert rates is not None
     weights = rates.hbm.weights
-    own = rates.hbm.reads(8, 0, 0)  # the chunk does not sample: lm_head is read for the decode
+    own = rates.hbm.reads(8, 0, 0)  # a chunk does not sample: lm_head is read for the decode
     assert told["b"].prefill_work.hbm_read_bytes == own + weights.layers // 2
     decode = rates.hbm.reads(1, 8, 1) + weights.layers - weights.layers // 2 + weights.head
     assert told["a"].decode_work.hbm_read_bytes == decode
 
 
 def test_ranks_that_share_a_model_move_what_they_hold_twice_but_compute_it_once() -> None:
-    """Two KV heads on four ranks: each is held by two of them."""
+    """Hold two KV heads on four ranks: each head is on two of them."""
 
     def run(ranks: int) -> FinalRequest:
         traffic = Traffic(DENSE, ranks)
@@ -371,7 +371,7 @@ def test_of_a_model_of_no_shape_nothing_is_said_to_be_saved() -> None:
 
 
 def test_a_team_s_windows_are_clipped_step_by_step() -> None:
-    """A sum of contexts clipped at the end would be another number."""
+    """Clip each step: clipping the sum of contexts would give another number."""
     traffic, rates = Traffic(WINDOWED), rates_of(WINDOWED)
     assert rates is not None
     mine = traffic.request("a")
@@ -390,7 +390,7 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
 
 @given(st.integers(0, 2**32))
 def test_the_journal_sums_up_what_requests_computed_between_its_ends(seed: int) -> None:
-    """Whoever else asks, and however often, changes nothing."""
+    """Sum up at any times: further reads do not change the result."""
     draw, num_slots = random.Random(seed), 9
     work = Work(num_slots)
     journal = work.journal = Journal()

@@ -1,4 +1,4 @@
-"""A made-up engine whose steps have known shares of its device, and what samplers make of them."""
+"""Simulated engine whose steps have known shares of its device, with its samplers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ PREFILL, DECODE = 0, 1
 
 @dataclass
 class Train:
-    """An engine whose steps have known SM shares, and what a sampler makes of them."""
+    """Engine whose steps have known SM shares, and a sampler of them."""
 
     script: Script = field(default_factory=Script)
     steps: list[tuple[float, float, int]] = field(default_factory=list)
-    """Start, end, phase; milliseconds."""
+    """Start and end in milliseconds, and phase."""
     device: str = GPU
     instance: str = ""
 
@@ -65,7 +65,7 @@ class Train:
         self.core.tell(info)
 
     def beside(self, replica: int) -> Train:
-        """Go on as another replica of the engine, on the same device."""
+        """Continue as another replica of the engine, on the same device."""
         self.script.at(0)
         self.core = self.script.ring(rank=replica)
         self.introduce(replica)
@@ -109,7 +109,7 @@ class Train:
         first_ms: float = 0.0,
         device: str | None = None,
     ) -> Train:
-        """Count at a rate by phase, in windows of one length."""
+        """Add samples at a rate by phase, in windows of one length."""
         until = self.steps[-1][1]
         edges = np.arange(first_ms, until + period_ms, period_ms).tolist()
         for begin, end in itertools.pairwise(edges):
@@ -133,7 +133,7 @@ class Train:
         device: str | None = None,
         told_ms: float | None = None,
     ) -> None:
-        """Tell one sample."""
+        """Write one sample."""
         from_ns, to_ns = (START_NS + round(at * MS) for at in (begin, end))
         t_ns = to_ns if told_ms is None else START_NS + round(told_ms * MS)
         self.samples.append(
@@ -141,7 +141,7 @@ class Train:
         )
 
     def stamp(self, wall: Wall, *, error_ns: int = 0, lag_ns: int = 0) -> Train:
-        """Have all samples stamped by a wall clock, and told ten times a second.
+        """Stamp all samples by a wall clock, and report them ten times a second.
 
         `error_ns` and `lag_ns` are those of `told`.
         """
@@ -153,18 +153,18 @@ class Train:
         return self
 
     def sampled(self) -> list[Record]:
-        """Return what the sampler's ring says."""
+        """Return the records of the sampler's ring."""
         return sorted([*self.samples, *self.stamped], key=lambda each: each.t_ns)
 
     def play(self) -> tuple[Collector, Finals]:
-        """Fold engine and sampler, and let a second pass."""
+        """Fold engine and sampler, and advance by a second."""
         finals = Finals()
         collector = Collector(finals)
         self.play_into(collector)
         return collector, finals
 
     def play_into(self, collector: Collector) -> None:
-        """Let a collector fold them."""
+        """Fold engine and sampler into a collector."""
         merger = Merger()
         collector.fold(READER, _opened(SAMPLER, SAMPLER_ROLE))
         for sequence, (number, record) in enumerate(self.script.told):
@@ -180,7 +180,7 @@ class Train:
             collector.fold(item.ring, item.record)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all rings, the sampler's too, as their processes would have left them."""
+        """Write all rings, including the sampler's, in the state after their processes exited."""
         told = [*self.script.told]
         told.append((READER, _opened(SAMPLER, SAMPLER_ROLE)))
         told += [(SAMPLER, Keyframe(START_NS, ON, -1)), *((SAMPLER, r) for r in self.sampled())]

@@ -1,4 +1,4 @@
-"""A wall clock that drifts and is set, and a sampler whose library stamps windows by it."""
+"""Wall clock that drifts and is set, and a sampler whose library stamps windows by it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from inferscope.records import Clock, CounterSample, Record
 from tests.collector.scripts import MS, START_NS
 
 DECODE_NS = 100 * MS
-"""Between two decodes."""
+"""Time between two decodes."""
 _REAL_NS = 1_700_000_000_000_000_000
 
 
 @dataclass(frozen=True)
 class Wall:
-    """What the wall clock shows.
+    """Readings of the wall clock.
 
     Attributes:
-        drift: nanoseconds that it gains in one.
-        jumps: when it was set, and by how much.
+        drift: nanoseconds gained in one nanosecond.
+        jumps: times at which it was set, and the differences.
     """
 
     drift: float = 0.0
@@ -38,7 +38,7 @@ class Wall:
 
 @dataclass(frozen=True)
 class Counted:
-    """One window as it truly was."""
+    """True time and value of one window."""
 
     start_ns: int
     end_ns: int
@@ -46,7 +46,7 @@ class Counted:
 
 
 def anchor(wall: Wall, at_ns: int, *, error_ns: int = 0, draw: random.Random) -> Clock:
-    """Return the two clocks side by side, as well as they could be read."""
+    """Return a simultaneous reading of the two clocks, with an error."""
     wrong_ns = draw.randint(-error_ns, error_ns)
     told_ns = at_ns + error_ns + 1
     return Clock(told_ns, wall.real_ns(at_ns), error_ns=error_ns, host_ns=at_ns + wrong_ns)
@@ -62,16 +62,16 @@ def told(
     error_ns: int = 0,
     draw: random.Random | None = None,
 ) -> list[Record]:
-    """Return what a sampler writes of windows: at each decode an anchor, then what has come.
+    """Return a sampler's records of windows: at each decode an anchor, then the samples.
 
     Args:
-        wall: stamps them.
-        windows: in the order of time.
-        word: what was counted.
-        device: whose.
-        lag_ns: how long after its end a window can be decoded at the earliest.
-        error_ns: of the anchors.
-        draw: says how wrong each is.
+        wall: clock of the stamps.
+        windows: windows in the order of time.
+        word: name of the counter.
+        device: device of the windows.
+        lag_ns: minimum time from the end of a window to its decode.
+        error_ns: maximum error of the anchors.
+        draw: source of the random errors.
     """
     draw = draw or random.Random(0)
     left, at_ns = list(windows), START_NS
