@@ -366,7 +366,7 @@ def test_a_request_that_only_the_front_end_rejected_is_final() -> None:
 
 
 @pytest.mark.parametrize("is_swept_between", [True, False])
-def test_a_rejection_told_by_both_counts_once(is_swept_between: bool) -> None:
+def test_a_rejection_reported_by_both_counts_once(is_swept_between: bool) -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     asked = front.received("a")
@@ -433,7 +433,7 @@ def test_an_engine_started_again_under_its_name_does_not_inherit_requests() -> N
     assert_all_closes(collector, finals)
 
 
-def test_a_front_end_that_outlives_its_core_ends_nobody_twice() -> None:
+def test_a_front_end_that_outlives_its_core_ends_no_request_twice() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     asked = front.received("a")
@@ -555,7 +555,7 @@ def test_a_reader_that_joins_late_knows_who_is_there_and_guesses_no_ttft() -> No
     assert_all_closes(collector, finals)
 
 
-def test_a_keyframe_in_several_records_drops_nobody() -> None:
+def test_a_keyframe_in_several_records_drops_no_request() -> None:
     script = Script()
     core = script.ring()
     mine = [core.queued(str(n)) for n in range(4)]

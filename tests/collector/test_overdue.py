@@ -69,7 +69,7 @@ def test_a_rank_that_does_not_begin_the_step_that_another_is_in_is_waited_for() 
     assert pair.overdue_s() == {0: 0, 1: pytest.approx(20, abs=0.1)}
 
 
-def test_nobody_is_waited_for_in_a_step_that_takes_long() -> None:
+def test_no_rank_is_overdue_in_a_long_step() -> None:
     pair = Pair()
     pair.step()
     pair.live((pair.core, None), (pair.workers[0], 21), (pair.workers[1], 25))
@@ -95,7 +95,7 @@ def test_ranks_without_work_may_be_silent() -> None:
     assert pair.overdue_s() == {0: 0, 1: 0}
 
 
-def test_a_rank_alone_is_waited_for_by_nobody() -> None:
+def test_a_single_rank_is_never_overdue() -> None:
     script = Script()
     core = script.ring()
     core.admitted(core.queued("r"))
@@ -131,7 +131,7 @@ def restarted(*, is_second_killed: bool) -> dict[int, float]:
     return {each.rank: each.overdue_ns / 1e9 for each in view.ranks}
 
 
-def test_nobody_waits_for_ranks_of_the_run_before_that_was_larger() -> None:
+def test_ranks_of_a_larger_previous_run_are_not_overdue() -> None:
     assert restarted(is_second_killed=False) == {0: 0, 1: 0}
 
 

@@ -65,7 +65,7 @@ def test_a_labelled_prompt_is_told_by_part_and_what_was_cached_is_free() -> None
     assert row["provenance"]["prompt_parts"]["method"] == "modelled"
 
 
-def test_a_prompt_that_nobody_labelled_has_no_parts() -> None:
+def test_an_unlabelled_prompt_has_no_parts() -> None:
     script = Script()
     core = script.ring()
     serve(core, core.queued("a"), [4, 4])

@@ -46,7 +46,7 @@ def frozen() -> Script:
     return script
 
 
-def test_whoever_waits_for_the_end_of_a_pause_is_told_so() -> None:
+def test_requests_that_wait_for_the_end_of_a_pause_have_cause_paused() -> None:
     view, finals = folded(frozen(), until_ms=2300)
     ledgers = {final.request_id: final.ledger_ns for final in finals.requests}
     assert ledgers["decodes"]["paused"] == 1960 * MS
@@ -124,7 +124,7 @@ def test_a_reader_that_comes_in_the_middle_of_a_pause_knows_of_it() -> None:
     assert finals.only().ledger_ns["paused"] == 395 * MS
 
 
-def test_a_front_end_that_lets_nobody_in_is_a_pause_too() -> None:
+def test_a_front_end_that_admits_no_request_counts_as_paused() -> None:
     script = Script()
     front, core = script.ring("frontend"), script.ring()
     front.keyframe(paused_ms=0)

@@ -117,7 +117,7 @@ def test_of_a_device_whose_sampler_is_silent_gauges_are_absent_and_counters_stan
     assert {said["gpu"] for said, _ in scrape.all(counted)} == {GPU[4:], OTHER[4:]}
 
 
-def test_instances_of_one_board_are_told_apart() -> None:
+def test_instances_of_one_device_are_reported_separately() -> None:
     train = two_ranks(instances=("MIG-7", "MIG-8"))
     scrape = scraped(view_of(sampled(train, {GPU: "MIG-7", OTHER: "MIG-8"})))
     told = scrape.all("inferscope_gpu_memory_used_bytes")

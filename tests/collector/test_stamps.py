@@ -129,7 +129,7 @@ def test_the_error_covers_a_clock_that_was_set_by_too_little_to_tell(
     assert hold_to_truth(placed(records), truth) > 0
 
 
-def test_a_clock_that_nobody_sets_places_every_window() -> None:
+def test_an_unset_clock_maps_every_window() -> None:
     truth = train()
     found = placed(told(Wall(1e-4), truth, error_ns=500))
     assert hold_to_truth(found, truth) == len(truth)

@@ -44,7 +44,7 @@ def test_the_ranks_of_a_step_are_waited_for_and_their_cost_is_summed() -> None:
     assert snapshot(collector, window_ns=10**9, mode="live").engines[0].num_ranks_seen == 2
 
 
-def test_a_rank_that_dies_holds_nobody_up() -> None:
+def test_a_killed_rank_delays_no_step() -> None:
     script = Script()
     first, second, mine = two_ranks(script)
     core = script.rings[0]
@@ -361,7 +361,7 @@ def test_device_time_follows_a_clock_that_drifts() -> None:
     assert clock.host_ns(round(199e9 * 1.0001)) == round(199e9)
 
 
-def test_malformed_columns_and_unknown_words_are_counted_and_harm_nobody() -> None:
+def test_malformed_columns_and_unknown_reasons_are_counted() -> None:
     script = Script()
     core = script.ring()
     mine = core.queued("a")
@@ -472,7 +472,7 @@ def test_windows_survive_idle_gaps() -> None:
     assert snapshot(later, window_ns=60 * 10**9, mode="live").engines[0].ttft.num == 0
 
 
-def test_rings_told_in_another_order_give_the_same_steps() -> None:
+def test_rings_in_another_order_give_the_same_steps() -> None:
     def finals_of(order: list[int]) -> Finals:
         script = Script()
         rings = {rank: script.ring("worker", rank, ranks=3) for rank in order}

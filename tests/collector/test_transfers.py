@@ -8,7 +8,7 @@ from inferscope.collector.finals import KvTransfer
 from tests.collector.scripts import MS, START_NS, Script, assert_all_closes
 
 
-def test_the_wait_for_blocks_is_told_apart_from_the_queue() -> None:
+def test_the_wait_for_blocks_is_separate_from_the_queue() -> None:
     script = Script()
     core = script.ring()
     other = core.queued("other")

@@ -271,7 +271,7 @@ def test_damaged_counts_of_tokens_are_not_believed(prefill: int, decode: int) ->
     assert device.seconds_by_ns["unattributed"] == 10 * MS
 
 
-def test_many_steps_at_once_are_all_told() -> None:
+def test_many_steps_at_once_are_all_reported() -> None:
     script = Script()
     worker = script.ring("worker", 1, ranks=2)
     for step in range(600):

@@ -14,7 +14,7 @@ def view_of(script: Script, *, until_ms: float) -> EngineView:
     return view
 
 
-def test_the_prompts_that_wait_are_those_nobody_computes() -> None:
+def test_queued_prompt_tokens_are_those_not_computed() -> None:
     script = Script()
     core = script.ring()
     first = core.enter(QUEUED, "first", prompt_tokens=100)
@@ -31,7 +31,7 @@ def test_the_prompts_that_wait_are_those_nobody_computes() -> None:
     assert view_of(script, until_ms=300).queued_prompt_tokens == 145
 
 
-def test_a_length_that_nobody_tells_makes_the_sum_unknown() -> None:
+def test_an_unknown_length_makes_the_sum_unknown() -> None:
     script = Script()
     core = script.ring()
     core.enter(QUEUED, "first", prompt_tokens=100)

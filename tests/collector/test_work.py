@@ -269,7 +269,7 @@ def test_tokens_computed_again_are_told_with_their_time(num_others: int) -> None
     assert final.prefill_work.tokens == 16
 
 
-def test_weights_are_read_in_equal_parts_by_who_is_in_the_step() -> None:
+def test_weight_reads_are_divided_equally_among_the_step_members() -> None:
     traffic = Traffic(DENSE)
     a, b = traffic.request("a"), traffic.request("b")
     traffic.step([Row(a, PREFILL, 8, 0)])
