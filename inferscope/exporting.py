@@ -45,7 +45,7 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class Listening(Protocol):
-    """What an `Exporter` may offer besides: it is told the records, too, each once it is folded."""
+    """Optional part of an `Exporter` that also receives each record once it is folded."""
 
     def listen(self, ring: int, record: Record) -> None:
         """Take a record of the ring with this number."""
@@ -67,7 +67,7 @@ class LiveExporter(Protocol):
         """
 
     def describe(self) -> str:
-        """Say in one line what it will do; once it is open, what it does."""
+        """Return one line about what the exporter does, or will do once it is open."""
 
     def open(self) -> None:
         """Import what is heavy; bind or connect.
@@ -173,7 +173,7 @@ class Sharing(Protocol):
             total: how many there are.
 
         Raises:
-            BadInput: there is no room for so many.
+            BadInput: the limit does not fit that number of shards.
         """
 
 
@@ -262,7 +262,7 @@ def load_live_exporter(name: str) -> type[LiveExporter]:
 
 def path_settings(name: str) -> tuple[str, ...]:
     """Return which settings of a live exporter are paths; none of one that cannot be loaded."""
-    with suppress(BadInput):  # whoever makes the exporter says so
+    with suppress(BadInput):  # reported when the exporter is made
         loaded = load_live_exporter(name)
         if isinstance(loaded, NamingFiles):
             return loaded.path_settings
@@ -270,7 +270,7 @@ def path_settings(name: str) -> tuple[str, ...]:
 
 
 def is_live(exporter: type[object]) -> bool:
-    """Tell which of the two kinds an exporter is."""
+    """Return whether an exporter is live."""
     return bool(getattr(exporter, "is_live", False))
 
 
@@ -297,7 +297,7 @@ def _names(is_wanted: Callable[[type[object]], bool]) -> list[str]:
 
 
 def _may_be(entry: metadata.EntryPoint, is_wanted: Callable[[type[object]], bool]) -> bool:
-    """Tell whether an exporter is of a kind; one that cannot be loaded now may be of any."""
+    """Return whether an exporter can be of a kind; one that cannot be loaded may be of any."""
     try:
         return is_wanted(entry.load())
     except (ImportError, AttributeError):

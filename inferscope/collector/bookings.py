@@ -15,7 +15,7 @@ from inferscope.collector.amounts import Counted, count_rows
 from inferscope.collector.counted_steps import NOTHING_MOVED
 from inferscope.collector.devices import RankTime
 from inferscope.collector.finals import FinalStep, RemoteWork, Sink
-from inferscope.collector.lives import Lives
+from inferscope.collector.lives import RequestLifecycle
 from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.collector.windows import SECOND_NS
@@ -35,7 +35,7 @@ class StepBooker:
     def __init__(
         self,
         engine_id: str,
-        lives: Lives,
+        lives: RequestLifecycle,
         sinks: list[Sink],
         mix: Callable[[bytes | Ints], None] | None,
     ) -> None:
@@ -222,11 +222,11 @@ class StepBooker:
         of_pairs, first = pair_shares(split, columns.table, at), columns.table.first.item(at)
         for row in (of.start + columns.is_prefill[of].nonzero()[0]).tolist():
             request = self._lives.table.by_slot[columns.slots.item(row)]
-            if request is None or not request.told_parts:
+            if request is None or not request.declared_parts:
                 continue
             cost = request.prompt_cost
             if cost is None:
-                cost = PromptCost(request.told_parts, request.prompt_tokens or 0)
+                cost = PromptCost(request.declared_parts, request.prompt_tokens or 0)
                 request.prompt_cost = cost
             tokens, context = columns.tokens.item(row), columns.contexts.item(row)
             member = row if columns.member is None else columns.member.item(row)

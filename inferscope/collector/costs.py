@@ -32,9 +32,9 @@ def prompt_parts(
         ttft_row: [causes], ledger up to the first token; None before it.
         has_flops: whether FLOPs are counted.
     """
-    if not request.told_parts:
+    if not request.declared_parts:
         return ()
-    cost = request.prompt_cost or PromptCost(request.told_parts, request.prompt_tokens or 0)
+    cost = request.prompt_cost or PromptCost(request.declared_parts, request.prompt_tokens or 0)
     if cost.prompt_tokens != request.prompt_tokens:
         return ()  # its length was reported late, or never
     prefill, _ = work.of(request.slot)

@@ -55,9 +55,9 @@ from inferscope.collector.counter_windows import (
 )
 from inferscope.collector.laid_samples import (
     MOVING,
-    Laid,
+    AllocatedSamples,
     Term,
-    laid_short,
+    allocate_short,
     terms_of,
     terms_of_energy,
     terms_of_short,
@@ -146,7 +146,7 @@ class DeviceJoin:
         long = [
             sample for told, _, is_short in groups if not is_short for sample in split_windows(told)
         ]
-        laid = Laid(self.steps.values(), long) if long else None
+        laid = AllocatedSamples(self.steps.values(), long) if long else None
         num_given = 0
         for told, foreign_share, is_short in groups:
             if is_short:
@@ -232,7 +232,7 @@ class DeviceJoin:
     # --- long samples -------------------------------------------------------------------------
 
     def _settle_long(
-        self, samples: list[CounterSample], laid: Laid, at: int, *, foreign_share: float
+        self, samples: list[CounterSample], laid: AllocatedSamples, at: int, *, foreign_share: float
     ) -> None:
         """Assign long samples of one source with the same values to steps, by a model.
 
@@ -349,7 +349,7 @@ class DeviceJoin:
 
     def _settle_short(self, window: Window, foreign_share: float) -> None:
         """Assign short samples of one source to steps, by time."""
-        sums, busy_ns, parts = laid_short(self.steps.values(), window)
+        sums, busy_ns, parts = allocate_short(self.steps.values(), window)
         values, source, end_ns = window.values, window.source, window.end_ns
         lasted_ns = (window.to_ns - window.from_ns).astype(np.float64)
         idle_ns = np.maximum(lasted_ns - busy_ns, 0)

@@ -33,7 +33,7 @@ from inferscope.collector.counted_device import FOREIGN_SHARE, SILENT_NS, Device
 from inferscope.collector.counted_steps import Moved, StepBuffer
 from inferscope.collector.host_use import TELLS_CPU, HostUse
 from inferscope.collector.rings import RingState
-from inferscope.collector.stamps import Placed
+from inferscope.collector.stamps import MappedSample
 from inferscope.collector.steps import Execution, SplitStep
 from inferscope.records import EngineInfo, plain_uuid
 
@@ -146,7 +146,7 @@ class Counters:
                 self._by_uuid.setdefault(uuid, []).append(number)
                 self._device_of[number] = uuid
 
-    def sample(self, placed: Placed) -> None:
+    def sample(self, placed: MappedSample) -> None:
         """Add a sample of any device of any host."""
         record, window = placed.record, placed.window
         if record.source == TELLS_CPU:

@@ -119,7 +119,7 @@ def successions(
     lines = list(before)
     for ring, time in told:
         for at, (first, last, so_far) in enumerate(lines):
-            is_successor = last.slots.teller == ring.slots.teller
+            is_successor = last.slots.origin == ring.slots.origin
             if is_successor and so_far.until_ns <= ring.opened.start_ns:
                 lines[at] = Line(first, ring, so_far.followed_by(time))
                 break

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from inferscope.clock_skew import SkewedClock
 from inferscope.collector.devices import Line, RankTime, successions
-from inferscope.collector.rings import RingState, chiefs, skewed_clock
+from inferscope.collector.rings import RingState, liveness_rings, skewed_clock
 
 _MOST_SKEWED = 64
 
@@ -56,7 +56,7 @@ class DroppedRings:
         if time is not None:
             self.lines = successions([(ring, time)], before=self.lines)
         self.cost_ns += 0 if ring.health is None else ring.health.cost_ns
-        self.num_replaced += ring in chiefs(rings) and not ring.is_closed
+        self.num_replaced += ring in liveness_rings(rings) and not ring.is_closed
         self.has_spans |= ring.has_spans
         self.is_synthetic |= is_synthetic
         skewed = skewed_clock(ring, rings)

@@ -23,14 +23,14 @@ from inferscope.collector.dropped_rings import DroppedRings
 from inferscope.collector.finals import DeviceTime, KvTransfer, Sink
 from inferscope.collector.joins import Joins
 from inferscope.collector.keep import Keep
-from inferscope.collector.lives import Lives, Transition
+from inferscope.collector.lives import RequestLifecycle, Transition
 from inferscope.collector.reading import MOST_INDEX
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import (
     RingState,
     has_several_cores,
-    heirs,
     is_compute_observed,
+    newest_rings,
     paused_since,
     replaced,
     skewed_clocks,
@@ -114,7 +114,7 @@ class EngineFold:
         self.book = book or CostBook()
         self.rings: dict[int, RingState] = {}
         self.dropped = DroppedRings()
-        self.lives = Lives(engine_id, sinks, mix, self.book, self.rings, keep)
+        self.lives = RequestLifecycle(engine_id, sinks, mix, self.book, self.rings, keep)
         self.info: EngineInfo | None = None
         self._info_authority = 0
         """Authority of the ring that `info` comes from."""
@@ -183,9 +183,9 @@ class EngineFold:
             the dropped rings: their processes were replaced long ago.
         """
         self.now_ns = max(self.now_ns, now_ns)
-        newest = heirs(self.rings.values(), self.now_ns)
+        newest = newest_rings(self.rings.values(), self.now_ns)
         for ring in self.rings.values():
-            successor = newest.get(ring.slots.teller, ring)
+            successor = newest.get(ring.slots.origin, ring)
             is_succeeded = successor.opened.start_ns > ring.last_ns
             is_silent = ring.is_silent(now_ns) or is_succeeded
             is_to_come = ring.opened.start_ns > now_ns  # a history reader opens all rings at once
@@ -203,7 +203,7 @@ class EngineFold:
         known_ns = min(through_ns, now_ns - _SETTLE_NS)
         if hung_ns is not None:
             known_ns = min(known_ns, max(hung_ns, now_ns - _LONGEST_STEP_NS))
-        self.lives.hand_over(known_ns, now_ns)
+        self.lives.emit_finalized(known_ns, now_ns)
         if is_booked:
             self.lives.count_idle(through_ns)
         self.lives.windows.advance(now_ns)
@@ -288,7 +288,10 @@ class EngineFold:
                 continue
             if action == lives.change:
                 transition, whose = arguments[:2]
-                if whose is known and transition in (Lives.finished_in_engine, Lives.last_byte):
+                if whose is known and transition in (
+                    RequestLifecycle.finished_in_engine,
+                    RequestLifecycle.last_byte,
+                ):
                     return True
             elif (
                 known is not None
@@ -393,9 +396,9 @@ class EngineFold:
 
     def _has_older(self, ring: RingState) -> bool:
         """Return whether an older process of its role and rank still has device time."""
-        number, teller = _number(ring), ring.slots.teller
+        number, origin = _number(ring), ring.slots.origin
         ranks = self._booker.ranks
-        return any(each < number and self.rings[each].slots.teller == teller for each in ranks)
+        return any(each < number and self.rings[each].slots.origin == origin for each in ranks)
 
     def _on_info(self, ring: RingState, info: EngineInfo) -> None:
         ring.info, ring.dp_rank = info, info.ranks[2]
@@ -482,7 +485,7 @@ class EngineFold:
         ring.enter(state)
         if was_keeping and not ring.is_keeping:
             for request in self._requests_of(ring):
-                self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
+                self._timeline.push(at_ns, self.lives.end_unobserved, request, ring.slots)
 
     def _on_table(self, ring: RingState, table: CostTable) -> None:
         self.joins.settle()
@@ -514,7 +517,7 @@ class EngineFold:
                 ring.slots.highest = max(ring.slots.highest, index)
                 continue
             is_over = request is not None and request.over_ns is not None
-            if request is None or is_over or request.is_told_by(ring.slots.teller):
+            if request is None or is_over or request.is_known_to(ring.slots.origin):
                 if table.refuses(ring.slots, index):
                     continue
                 state = ARRIVING if ring.is_front_end else _LIVE_STATES[min(live_state, 2)]
@@ -526,7 +529,7 @@ class EngineFold:
                 request.is_first_unknown = state != WAITING
                 request.prompt_tokens = prompt_tokens or None
             elif ring.is_front_end and request.arrived_at == "engine":
-                self.lives.met_front_end(request, arrived_ns, self._last_pause)
+                self.lives.apply_front_end_times(request, arrived_ns, self._last_pause)
             request.bind(ring.slots, index)
             if not ring.is_front_end:
                 table.ledger.place(request.slot, ring.dp_rank)
@@ -544,7 +547,7 @@ class EngineFold:
         for index in sorted(gone):
             request = by_slot[ring.slots.get(index)]
             if request is not None:
-                self._timeline.push(at_ns, self.lives.out_of_sight, request, ring.slots)
+                self._timeline.push(at_ns, self.lives.end_unobserved, request, ring.slots)
         if ring.state == OFF:
             self._mark_gaps(ring)  # later records are missing as well
         else:
@@ -571,7 +574,7 @@ class EngineFold:
             if has_ended or request.is_in_engine:
                 self._timeline.push(self.now_ns, self.lives.lost, request, *gone)
             else:
-                self._timeline.push(self.now_ns, self.lives.out_of_sight, request, ring.slots)
+                self._timeline.push(self.now_ns, self.lives.end_unobserved, request, ring.slots)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -586,7 +589,7 @@ class EngineFold:
             request = self.lives.table.by_slot[ring.slots.get(event.index)]
         if request is None:
             return
-        if event.prompt_parts or request.told_parts:
+        if event.prompt_parts or request.declared_parts:
             self.joins.settle()  # its first chunk may be among them
         if event.external_id is not None:
             request.external_id = event.external_id
@@ -622,7 +625,7 @@ class EngineFold:
         if known:
             return table.by_slot[known]
         request = table.by_id.get(event.request_id)
-        if request is not None and request.is_told_by(ring.slots.teller):
+        if request is not None and request.is_known_to(ring.slots.origin):
             request = None  # the ID is reused before its last request is final
         elif self.lives.has_ended(event.request_id, event.at_ns):
             ring.slots.highest = max(ring.slots.highest, event.index)
@@ -636,7 +639,7 @@ class EngineFold:
                 event.request_id, event.at_ns, is_front_end=ring.is_front_end, state=ARRIVING
             )
         elif ring.is_front_end and request.arrived_at == "engine":
-            self.lives.met_front_end(request, event.at_ns, self._last_pause)
+            self.lives.apply_front_end_times(request, event.at_ns, self._last_pause)
         request.bind(ring.slots, event.index)
         if not ring.is_front_end:
             table.ledger.place(request.slot, ring.dp_rank)
@@ -721,20 +724,20 @@ _ONE = b"\1\0\0\0"
 """Count of one token in the encoding of a column."""
 _LIVE_STATES = (WAITING, RUNNING, HELD)
 _TRANSITIONS: dict[int, Transition] = {
-    TOKENISED: Lives.tokenised,
-    QUEUED: Lives.queued,
-    ADMITTED: Lives.admitted,
-    PREEMPTED: Lives.preempted,
-    RESUMED: Lives.resumed,
-    LAST_BYTE: Lives.last_byte,
-    FINISHED: Lives.finished_in_engine,
+    TOKENISED: RequestLifecycle.tokenised,
+    QUEUED: RequestLifecycle.queued,
+    ADMITTED: RequestLifecycle.admitted,
+    PREEMPTED: RequestLifecycle.preempted,
+    RESUMED: RequestLifecycle.resumed,
+    LAST_BYTE: RequestLifecycle.last_byte,
+    FINISHED: RequestLifecycle.finished_in_engine,
 }
 _BECOMES: dict[Transition, int] = {
-    Lives.tokenised: WAITING,
-    Lives.queued: WAITING,
-    Lives.admitted: RUNNING,
-    Lives.preempted: HELD,
-    Lives.resumed: RUNNING,
-    Lives.finished_in_engine: LEAVING,
+    RequestLifecycle.tokenised: WAITING,
+    RequestLifecycle.queued: WAITING,
+    RequestLifecycle.admitted: RUNNING,
+    RequestLifecycle.preempted: HELD,
+    RequestLifecycle.resumed: RUNNING,
+    RequestLifecycle.finished_in_engine: LEAVING,
 }
 """State of a request after a transition, where the transition determines it."""

@@ -15,10 +15,10 @@ import numpy as np
 from inferscope.attribution.ledger import RUNNING
 from inferscope.collector.bookings import StepBooker
 from inferscope.collector.finals import Sink
-from inferscope.collector.lives import Lives
+from inferscope.collector.lives import RequestLifecycle
 from inferscope.collector.reading import read
 from inferscope.collector.recent import Recent
-from inferscope.collector.rings import SILENT_NS, RingState, heirs
+from inferscope.collector.rings import SILENT_NS, RingState, newest_rings
 from inferscope.collector.rows import NO_ROWS, Columns
 from inferscope.collector.splitting import split_steps
 from inferscope.collector.steps import Execution, Joined, PendingStep, SplitStep, execution
@@ -50,7 +50,7 @@ class Joins:
     def __init__(
         self,
         rings: dict[int, RingState],
-        lives: Lives,
+        lives: RequestLifecycle,
         *,
         book: CostBook,
         timeline: Timeline,
@@ -340,12 +340,14 @@ class Joins:
             self._book_unnamed(pending, run)
             return
         if slices is None or not run.is_of(slices.digest):
-            self._book_for_nobody(pending, run, is_unjoined=not run.is_dummy)
+            self._book_without_requests(pending, run, is_unjoined=not run.is_dummy)
             self._note_untimed(pending)
             return
         found = read(rings[pending.ring], slices, self._lives.table)
         if found is None or not len(found[0]):
-            self._book_for_nobody(pending, run, is_unjoined=found is None and not run.is_dummy)
+            self._book_without_requests(
+                pending, run, is_unjoined=found is None and not run.is_dummy
+            )
             return
         held = pending.binding, self.block_tokens
         joined = Joined(run, *found, slices, *held, pending.dp_rank, pending.planned_ns)
@@ -376,8 +378,8 @@ class Joins:
             for number in pending.past
             if number not in pending.spans and number in rings and rings[number].has_spans
         ]
-        newest = heirs(rings.values(), pending.start_ns) if missing else {}
-        return any(newest.get(ring.slots.teller) is ring for ring in missing)
+        newest = newest_rings(rings.values(), pending.start_ns) if missing else {}
+        return any(newest.get(ring.slots.origin) is ring for ring in missing)
 
     def _do_without(self, pending: PendingStep) -> None:
         """Close an incomplete step because too many are pending."""
@@ -448,7 +450,9 @@ class Joins:
         if self._sinks:
             self._bookings.emit_unnamed_steps(step, unnamed)
 
-    def _book_for_nobody(self, pending: PendingStep, run: Execution, *, is_unjoined: bool) -> None:
+    def _book_without_requests(
+        self, pending: PendingStep, run: Execution, *, is_unjoined: bool
+    ) -> None:
         """Book a step without requests, or one whose requests are unknown."""
         self.settle()
         split = among_none(run)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from inferscope.collector.engine import EngineFold
 from inferscope.collector.finals import FinalRequest, FinalStep, Sink
 from inferscope.collector.fold import Collector
-from inferscope.collector.rings import in_office
+from inferscope.collector.rings import current_rings
 from inferscope.collector.view import model_of
 from inferscope.records import FAILED, OFF, OVER_BUDGET, Record, Tick
 from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge
@@ -89,7 +89,9 @@ def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
 
 def _is_untold(engine: EngineFold) -> bool:
     """Return whether a current probe reports that it does not observe the engine's requests."""
-    return any(ring.state in _UNTOLD for ring in in_office(engine.rings.values(), engine.now_ns))
+    return any(
+        ring.state in _UNTOLD for ring in current_rings(engine.rings.values(), engine.now_ns)
+    )
 
 
 def _is_only_unseen(engine: EngineFold) -> bool:

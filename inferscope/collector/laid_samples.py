@@ -59,7 +59,7 @@ class _Window:
         self.busy_ns = 0
 
 
-class Laid:
+class AllocatedSamples:
     """Long samples allocated to steps.
 
     Attributes:
@@ -101,7 +101,7 @@ class Laid:
                 given[into] += rate * part[column]
 
 
-def laid_short(
+def allocate_short(
     steps: Collection[StepBuffer], window: Window
 ) -> tuple[Floats, Floats, list[tuple[Amounts, slice, Floats]]]:
     """Allocate short samples to steps.

@@ -90,7 +90,7 @@ class _Ending(NamedTuple):
     tokens_per_event: tuple[int, ...]
 
 
-class Lives:
+class RequestLifecycle:
     """State machine of requests from arrival to finality.
 
     Attributes:
@@ -246,7 +246,9 @@ class Lives:
         if self.table.holds(request):
             action(self, request, event, by)
 
-    def met_front_end(self, request: Request, received_ns: int, pause: tuple[int, int]) -> None:
+    def apply_front_end_times(
+        self, request: Request, received_ns: int, pause: tuple[int, int]
+    ) -> None:
         """Apply a front end's times that are reported after the core's: they take precedence.
 
         If the core's facts are not processed yet, they are processed in the order of time with the
@@ -392,7 +394,7 @@ class Lives:
             return
         self._finalise(request)
 
-    def out_of_sight(self, request: Request, by: SlotMap) -> None:
+    def end_unobserved(self, request: Request, by: SlotMap) -> None:
         """Note that a ring stopped reporting a request while its process runs.
 
         The end there was not observed. A front end that holds the request still reports its end;
@@ -604,7 +606,7 @@ class Lives:
         for sink in self._sinks:
             sink.request(final)
 
-    def hand_over(self, through_ns: int, now_ns: int) -> None:
+    def emit_finalized(self, through_ns: int, now_ns: int) -> None:
         """Emit finished requests whose counter values are settled, in the order of finality.
 
         Args:
@@ -657,7 +659,7 @@ class Lives:
         return prompt_parts(request, self.table.work, row, has_flops=self.rates is not None)
 
 
-Transition = Callable[[Lives, Request, RequestEvent, SlotMap], None]
+Transition = Callable[[RequestLifecycle, Request, RequestEvent, SlotMap], None]
 
 
 def _finish_of(request: Request, finish: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from inferscope.collector.rings import SILENT_NS, RingState, in_office
+from inferscope.collector.rings import SILENT_NS, RingState, current_rings
 from inferscope.collector.snapshot import RankView
 from inferscope.collector.steps import PendingStep
 from inferscope.records import ON
@@ -32,7 +32,7 @@ def overdue(
         now_ns: time of the fold.
         is_at_work: whether requests run or a step is in progress; idle ranks may be silent.
     """
-    there = in_office(rings, now_ns)
+    there = current_rings(rings, now_ns)
     heard_ns = max((ring.last_ns for ring in there), default=0) if is_at_work else 0
     beside: dict[tuple[int, int], list[RingState]] = {}
     for ring in there:

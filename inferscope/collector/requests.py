@@ -61,7 +61,7 @@ class Request(msgspec.Struct, eq=False):
     """Whether part of its lifetime was not observed: its ledger has gaps."""
     is_first_unknown: bool = False
     """Whether its first token may not have been observed."""
-    told_parts: tuple[tuple[str, int], ...] = ()
+    declared_parts: tuple[tuple[str, int], ...] = ()
     """Names and token counts of the prompt's parts, as client or server declared them."""
     prompt_cost: PromptCost | None = None
     """Cost of these parts; None before the first chunk."""
@@ -85,9 +85,9 @@ class Request(msgspec.Struct, eq=False):
                 slots.drop(index)
         self.bindings = [binding for binding in self.bindings if binding[0] is not slots]
 
-    def is_told_by(self, teller: tuple[str, int]) -> bool:
+    def is_known_to(self, origin: tuple[str, int]) -> bool:
         """Return whether a ring of this role and rank reports the request."""
-        return any(slots.teller == teller for slots, _ in self.bindings)
+        return any(slots.origin == origin for slots, _ in self.bindings)
 
     @property
     def runs_since_ns(self) -> int | None:
@@ -202,7 +202,7 @@ class RequestTable:
             slots.drop(index)
         slot = request.slot
         self._num_held -= 1
-        self.num_labelled -= bool(request.told_parts)
+        self.num_labelled -= bool(request.declared_parts)
         self.tokens.end(slot)
         self.blocked.forget(slot)
         self.ledger.free(slot)
@@ -221,8 +221,8 @@ class RequestTable:
             parts: names and token counts, at least one.
         """
         if request.prompt_cost is None:
-            self.num_labelled += not request.told_parts
-            request.told_parts = parts
+            self.num_labelled += not request.declared_parts
+            request.declared_parts = parts
 
     def holds(self, request: Request) -> bool:
         """Return whether a request has not ended yet."""

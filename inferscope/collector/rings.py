@@ -132,7 +132,7 @@ class RingState:
         return self.is_out or through_ns > at_ns + PAST_NS
 
 
-def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
+def current_rings(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
     """Return the rings without those of processes that ended and were replaced.
 
     An engine restarted under the same ID is the same engine; the descriptions by its earlier
@@ -140,11 +140,11 @@ def in_office(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
     engine has fewer ranks than before, by the run that began after its last record.
     """
     rings = list(rings)
-    newest = heirs(rings, now_ns)
+    newest = newest_rings(rings, now_ns)
     since_ns = _run_start_ns(newest.values())
     there = []
     for ring in rings:
-        heir = newest.get(ring.slots.teller, ring)
+        heir = newest.get(ring.slots.origin, ring)
         is_succeeded = heir is not ring or ring.last_ns < since_ns
         has_ended = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
         if not (is_succeeded and has_ended):
@@ -166,14 +166,14 @@ def _run_start_ns(newest: Iterable[RingState]) -> int:
     return min(starts_ns, default=0)
 
 
-def heirs(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], RingState]:
+def newest_rings(rings: Iterable[RingState], now_ns: int) -> dict[tuple[str, int], RingState]:
     """Return the newest ring of each role and rank at a time.
 
     A reader of a recording opens all rings at once: those that begin later replace no ring yet.
     """
     begun = (ring for ring in rings if ring.opened.start_ns < now_ns)
     by_start = sorted(begun, key=lambda ring: ring.opened.start_ns)
-    return {ring.slots.teller: ring for ring in by_start}
+    return {ring.slots.origin: ring for ring in by_start}
 
 
 def replaced(
@@ -188,7 +188,7 @@ def replaced(
     """
     found = []
     for ring in rings:
-        heir = newest.get(ring.slots.teller, ring)
+        heir = newest.get(ring.slots.origin, ring)
         if heir is ring or now_ns - ring.last_ns <= DROPPED_NS:
             continue
         has_ended = ring.is_gone(now_ns) or heir.opened.start_ns > ring.last_ns
@@ -204,7 +204,7 @@ def is_core_observed(rings: Iterable[RingState], now_ns: int) -> bool:
     That holds if the engine has core rings and the probes of all of them observe. A core that was
     killed, or whose ring has a gap, counts: its requests are lost or joined late.
     """
-    newest = heirs(rings, now_ns).values()
+    newest = newest_rings(rings, now_ns).values()
     cores = [ring for ring in newest if not (ring.is_front_end or ring.is_worker)]
     return bool(cores) and all(ring.is_observing for ring in cores)
 
@@ -217,7 +217,7 @@ def has_several_cores(rings: Iterable[RingState], newest: dict[tuple[str, int], 
         newest: the newest ring of each role and rank.
     """
     for ring in rings:
-        other = newest.get(ring.slots.teller, ring)
+        other = newest.get(ring.slots.origin, ring)
         if ring.is_core and other is not ring and not (ring.is_out or other.is_out):
             return True
     return False
@@ -286,7 +286,7 @@ def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
 
     If only one of several replicas is paused, the requests that wait for it are unknown.
     """
-    there = (ring for ring in in_office(rings, now_ns) if ring.opened.start_ns <= now_ns)
+    there = (ring for ring in current_rings(rings, now_ns) if ring.opened.start_ns <= now_ns)
     rings = [ring for ring in there if not (ring.is_closed or ring.is_worker)]
     for is_front_end in (False, True):
         paused = [ring.paused_ns for ring in rings if ring.is_front_end == is_front_end]
@@ -296,7 +296,7 @@ def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
     return None
 
 
-def chiefs(rings: Iterable[RingState]) -> list[RingState]:
+def liveness_rings(rings: Iterable[RingState]) -> list[RingState]:
     """Return the core rings, or all rings without a core: their shutdown records end the engine."""
     rings = list(rings)
     return [ring for ring in rings if ring.opened.role == "core"] or rings
@@ -310,7 +310,7 @@ def probe_state(rings: Iterable[RingState]) -> str:
     rings = list(rings)
     if any(ring.is_lost for ring in rings):
         return "lost"
-    if all(ring.is_closed for ring in chiefs(rings)):
+    if all(ring.is_closed for ring in liveness_rings(rings)):
         return PROBE_STATES[CLOSED]
     worst = max((ring.state for ring in rings if not ring.is_closed), default=ON)
     return PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"

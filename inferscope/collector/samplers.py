@@ -6,8 +6,8 @@ A sampler's ring belongs to a host and not to an engine, so it has a fold of its
 from __future__ import annotations
 
 from inferscope.collector.finals import DeviceHealth
-from inferscope.collector.stamps import Placed, Stamps
-from inferscope.collector.troubles import Troubles
+from inferscope.collector.stamps import MappedSample, WallClockMapper
+from inferscope.collector.troubles import DeviceHealthTracker
 from inferscope.records import Clock, CounterSample, Record, RingOpened, plain_uuid
 
 
@@ -28,10 +28,10 @@ class SamplerFold:
         self.made_up: set[str] = set()
         self._synthetic: set[int] = set()
         """Numbers of synthetic rings."""
-        self._stamps: dict[int, Stamps] = {}
+        self._stamps: dict[int, WallClockMapper] = {}
         """Wall clock mappers by ring."""
-        self._placed: list[Placed] = []
-        self._troubles = Troubles()
+        self._placed: list[MappedSample] = []
+        self._troubles = DeviceHealthTracker()
 
     def open(self, opened: RingOpened) -> None:
         """Add a sampler's ring."""
@@ -64,7 +64,7 @@ class SamplerFold:
         for stamps in self._stamps.values():
             self._placed += stamps.give_up(now_ns)
 
-    def take(self) -> list[Placed]:
+    def take(self) -> list[MappedSample]:
         """Return the samples that have arrived, or have been mapped, since the last call."""
         placed, self._placed = self._placed, []
         return placed
@@ -73,8 +73,8 @@ class SamplerFold:
         """Return the health of a device or a MIG instance; None without a source."""
         return self._troubles.of(device_uuid, now_ns)
 
-    def _stamps_of(self, number: int) -> Stamps:
+    def _stamps_of(self, number: int) -> WallClockMapper:
         stamps = self._stamps.get(number)
         if stamps is None:
-            stamps = self._stamps[number] = Stamps()
+            stamps = self._stamps[number] = WallClockMapper()
         return stamps

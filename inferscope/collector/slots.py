@@ -22,14 +22,14 @@ class SlotMap:
     request moves to a separate dictionary.
 
     Attributes:
-        teller: role and rank of the ring.
+        origin: role and rank of the ring.
         num_dropped: number of changes that may invalidate earlier look-ups.
         last_dropped: index of the last such change.
         highest: highest index seen; an unknown one below it has ended.
     """
 
     def __init__(self, role: str = "core", rank: int = 0) -> None:
-        self.teller = (role, rank)
+        self.origin = (role, rank)
         self.num_dropped = 0
         self.last_dropped = -1
         self.highest = -1
@@ -43,7 +43,7 @@ class SlotMap:
     @property
     def is_front_end(self) -> bool:
         """Return whether the ring belongs to a front end."""
-        return self.teller[0] == "frontend"
+        return self.origin[0] == "frontend"
 
     def put(self, index: int, slot: int) -> None:
         """Map an index to a slot."""

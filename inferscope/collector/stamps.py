@@ -29,7 +29,7 @@ _OFFSET_ERROR_NS = 100_000
 """Error of the clock offset in a sample: small enough to detect that the wall clock was set."""
 
 
-class Placed(NamedTuple):
+class MappedSample(NamedTuple):
     """Sample with its windows on the host clock."""
 
     record: CounterSample
@@ -41,14 +41,14 @@ class Placed(NamedTuple):
     """Maximum error of the other windows; None if they were stamped by the host clock."""
 
 
-class Stamps:
+class WallClockMapper:
     """Mapper of one ring's wall clock stamps to the host clock."""
 
     def __init__(self) -> None:
         self._wall = WallClock()
         self._waiting: list[CounterSample] = []
 
-    def anchor(self, clock: Clock) -> list[Placed]:
+    def anchor(self, clock: Clock) -> list[MappedSample]:
         """Add an anchor; return the samples that waited for it."""
         if clock.error_ns is None or clock.device_ns is not None or clock.at_ns > clock.t_ns:
             return []
@@ -56,14 +56,14 @@ class Stamps:
         waiting, self._waiting = self._waiting, []
         return [placed for record in waiting for placed in self.place(record)]
 
-    def place(self, record: CounterSample) -> list[Placed]:
+    def place(self, record: CounterSample) -> list[MappedSample]:
         """Return a mapped sample, or nothing if it has to wait."""
         offset_ns = record.real_offset_ns
         if offset_ns is None:
-            return [Placed(record, read(record))]
+            return [MappedSample(record, read(record))]
         told = as_recorded(record)
         if told is None or not len(told.from_ns) or not abs(offset_ns) < _MOST_OFFSET_NS:
-            return [Placed(record, None)]
+            return [MappedSample(record, None)]
         real_from_ns, real_to_ns = told.from_ns + offset_ns, told.to_ns + offset_ns
         backwards = np.flatnonzero(np.diff(real_from_ns) < 0)
         num_before = int(backwards[-1]) + 1 if len(backwards) else 0
@@ -83,17 +83,19 @@ class Stamps:
         num_unplaced = len(is_placed) - int(np.count_nonzero(is_placed))
         placed = only(told._replace(from_ns=begins.host_ns, to_ns=ends.host_ns), is_placed)
         if placed is None:
-            return [Placed(record, None, num_unplaced)]
-        return [Placed(record, in_order(placed), num_unplaced, int(error_ns[is_placed].max()))]
+            return [MappedSample(record, None, num_unplaced)]
+        return [
+            MappedSample(record, in_order(placed), num_unplaced, int(error_ns[is_placed].max()))
+        ]
 
-    def give_up(self, now_ns: int) -> list[Placed]:
+    def give_up(self, now_ns: int) -> list[MappedSample]:
         """Release the samples that have waited too long; return them without windows."""
         since_ns = now_ns - _LONGEST_WAIT_NS
         late = [record for record in self._waiting if record.t_ns < since_ns]
         if not late:
             return []
         self._waiting = [record for record in self._waiting if record.t_ns >= since_ns]
-        return [Placed(record, None, _num_windows(record)) for record in late]
+        return [MappedSample(record, None, _num_windows(record)) for record in late]
 
 
 def _num_windows(record: CounterSample) -> int:

@@ -25,7 +25,7 @@ _MOST_BITS = 1 << 53
 """Upper bound of bit masks: values of a sample are floats, exact only below it."""
 
 
-class Troubles:
+class DeviceHealthTracker:
     """Throttle and Xid state of every device on the host."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Troubles:
         """Return the health of a device or of a MIG instance; None without a source."""
         uuid = plain_uuid(device_uuid)
         device = self._by_uuid.get(self._board_of.get(uuid, uuid))
-        return None if device is None else device.told(now_ns)
+        return None if device is None else device.health(now_ns)
 
     def _device(self, device_uuid: str) -> _OfDevice:
         return self._by_uuid.setdefault(plain_uuid(device_uuid), _OfDevice())
@@ -81,7 +81,7 @@ class _OfDevice:
             self._told_ns += lasted_ns
             self._ns_by_bits[self._bits & ~IDLE_CLOCKS] += lasted_ns
 
-    def told(self, now_ns: int) -> DeviceHealth:
+    def health(self, now_ns: int) -> DeviceHealth:
         """Return the health so far; throttle reasons that never applied have 0 ns."""
         throttle_ns = None
         if self._told_ns:

@@ -62,7 +62,7 @@ def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[RemoteWork]]
         unnamed.append(RemoteWork(prefill, prefill_ns, decode, busy_ns - prefill_ns))
     residual = run.delay_ns / modelled_ns - 1.0 if modelled_ns > 0 else 0.0
     nothing_ns = [0 for _ in run.ranks]
-    split = _of_nobody(
+    split = _unattributed(
         run, paddings, nothing_ns, residual, model.fit_id, is_provisional=model.is_provisional
     )
     return split, unnamed
@@ -71,10 +71,10 @@ def divide(book: CostBook, run: Execution) -> tuple[SplitStep, list[RemoteWork]]
 def among_none(run: Execution) -> SplitStep:
     """Return the split of a step whose requests do not exist or are unknown."""
     measured_ns = [rank.measured_ns for rank in run.ranks]
-    return _of_nobody(run, [0 for _ in run.ranks], measured_ns, 0.0, "")
+    return _unattributed(run, [0 for _ in run.ranks], measured_ns, 0.0, "")
 
 
-def _of_nobody(
+def _unattributed(
     run: Execution,
     padding_ns: list[int],
     unattributed_ns: list[int],

@@ -29,9 +29,9 @@ from inferscope.collector.overdue import overdue
 from inferscope.collector.requests import Request
 from inferscope.collector.rings import (
     RingState,
-    chiefs,
-    in_office,
+    current_rings,
     is_core_observed,
+    liveness_rings,
     probe_state,
     unsupported_by,
 )
@@ -132,8 +132,8 @@ def _engine(
     plan = engine.last_plan
     alive = engine.lives.table.alive()
     states_now = _states(engine, alive)
-    rings = in_office(engine.rings.values(), engine.now_ns)
-    gone = [ring for ring in chiefs(engine.rings.values()) if ring not in rings]
+    rings = current_rings(engine.rings.values(), engine.now_ns)
+    gone = [ring for ring in liveness_rings(engine.rings.values()) if ring not in rings]
     pids = tuple(sorted({ring.opened.pid for ring in rings}))
     return EngineView(
         engine_id=engine.engine_id,

@@ -146,8 +146,8 @@ class RequestIndex:
         real_offset_ns: int,
     ) -> RequestRef:
         same = self._lives.setdefault((engine_id, request_id), [])
-        teller = ring[:2]
-        if not same or any(known[:2] == teller for known in same[-1].indices):
+        origin = ring[:2]
+        if not same or any(known[:2] == origin for known in same[-1].indices):
             same.append(RequestRef(engine_id, request_id, at_ns, real_offset_ns))
         ref = same[-1]
         ref.first_ns = min(ref.first_ns, at_ns)

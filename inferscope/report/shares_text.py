@@ -215,9 +215,9 @@ def _cells(prefill: Amounts, decode: Amounts, tenths: list[int], mills: int) -> 
     whole = prefill + decode
     discount = whole.discount_ns / whole.standalone_ns if whole.standalone_ns else None
     return (
-        _format_tenths(tenths[0]) if prefill.tokens else UNKNOWN,
-        _format_tenths(tenths[1]) if decode.tokens else UNKNOWN,
-        _format_tenths(sum(tenths)),
+        _format_deci_ms(tenths[0]) if prefill.tokens else UNKNOWN,
+        _format_deci_ms(tenths[1]) if decode.tokens else UNKNOWN,
+        _format_deci_ms(sum(tenths)),
         _per_cent(mills),
         _ms(whole.standalone_ns),
         _ms(whole.marginal_ns),
@@ -230,14 +230,14 @@ def _line(name: str, cells: tuple[str, ...]) -> str:
 
 
 def _rest(name: str, tenths: int, mills: int) -> str:
-    return _line(name, ("", "", _format_tenths(tenths), _per_cent(mills)))
+    return _line(name, ("", "", _format_deci_ms(tenths), _per_cent(mills)))
 
 
 def _per_cent(mills: int) -> str:
     return f"{mills / 10:.1f}%"
 
 
-def _format_tenths(tenths: int) -> str:
+def _format_deci_ms(tenths: int) -> str:
     return _ms(tenths * _NS_PER_TENTH_MS)
 
 

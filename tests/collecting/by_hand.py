@@ -6,7 +6,7 @@ go ID N         it decodes N tokens, 2 ms each
 stall ID S      it decodes a token after S seconds
 preempt ID      it loses its blocks and is computed again, in a padded step
 end ID FINISH   it is over
-quit            the engine says goodbye
+quit            the engine writes its shutdown record
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ByHand:
 
 
 def say(word: str) -> None:
-    """Tell the test."""
+    """Print a line for the test."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

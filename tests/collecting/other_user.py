@@ -33,7 +33,7 @@ def as_user(uid: int, *groups: int) -> tuple[str, ...]:
 
 
 def can_run_as(uid: int) -> bool:
-    """Tell whether this user may become that one, and that one may run this interpreter."""
+    """Return whether this user may switch to that one, who may run this interpreter."""
     words = [*as_user(uid), sys.executable, "-c", "import inferscope"]
     try:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0

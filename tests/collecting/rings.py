@@ -59,7 +59,7 @@ class Ring:
         self.in_flight = Live(0, b"", b"", b"", b"", b"", ())
 
     def pass_time(self, seconds: float) -> None:
-        """Go on for so long."""
+        """Advance the clock by this duration."""
         end_ns = self._time.now_ns + round(seconds * SECOND_NS)
         while self._time.now_ns < end_ns:
             self._time.now_ns += SECOND_NS // 2
@@ -85,7 +85,7 @@ class Ring:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file, as the kernel does for a process that is killed."""
+        """Release the file, as the kernel does for a killed process."""
         self._writer.close()
 
     def write(self, record: Record, flags: int = 0) -> None:

@@ -34,7 +34,7 @@ class Scrape:
     def __init__(self, text: str) -> None:
         self.text = text
         series = [line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"]
-        assert len(series) == len(set(series)), "a series is told twice"
+        assert len(series) == len(set(series)), "a series is exported twice"
         self.families = {family.name: family for family in text_string_to_metric_families(text)}
         self._samples = [sample for family in self.families.values() for sample in family.samples]
 
@@ -84,7 +84,7 @@ class Collector:
             return Scrape(answer.read().decode())
 
     def reload(self, text: str) -> str:
-        """Have it read another configuration; return what it says of that, line by line."""
+        """Reload with another configuration; return the lines that the collector logs."""
         before = self.said()
         self.file.write_text(text, encoding="utf-8")
         self.process.send_signal(signal.SIGHUP)

@@ -130,7 +130,7 @@ def test_a_relative_path_is_beside_the_configuration_wherever_the_collector_is_s
     monkeypatch.chdir(tmp_path)
     told = read_config(Path("beside") / file.name, {}).exporters["prometheus"]["token_file"]
     assert told == "beside/token"
-    # What is no path is for the exporter to refuse, as it was written.
+    # The exporter refuses a value that is not a path, unchanged.
     store = {"INFERSCOPE_COLLECT_EXPORTERS_PARQUET_FOLDER": "s3://bucket/x"}
     assert read_config(file, store).exporters["parquet"] == {"folder": "s3://bucket/x"}
     # Without a file, there is but one folder that can be meant.
@@ -142,7 +142,7 @@ def test_a_relative_path_is_beside_the_configuration_wherever_the_collector_is_s
 def test_paths_are_settings_that_there_are(name: str) -> None:
     assert set(path_settings(name)) <= {each.name for each in fields(_SETTINGS[name])}
     assert path_settings(name)
-    assert path_settings("nobody") == ()
+    assert path_settings("unknown") == ()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "exporters:\n  prometheus:\n"])
@@ -313,7 +313,7 @@ def test_counters_are_those_of_the_sampler(
     assert counters.interval_ns == (10**9 if "INTERVAL" in environment else None)
     assert counters.dcgm_url == environment.get("DCGM_URL")
     parser = argparse.ArgumentParser(exit_on_error=False)
-    sampler.configure(parser)  # which is told them so
+    sampler.configure(parser)  # which receives them this way
     told = ["--counters", ",".join(sources or ("auto",)), *counters.options]
     options = parser.parse_args(told)
     assert options.interval == (counters.interval_ns or 100_000_000)

@@ -1,7 +1,7 @@
 """What is not configured is not called nor written to, by an engine or by its collector.
 
 Python tells of what it calls itself (`audited.py`), and not of what libraries in C do, such as
-gRPC's. So both are run without any network as well, where the kernel counts whoever tries to get
+gRPC's. So both are run without any network as well, where the kernel counts every attempt to get
 out: in a namespace of networks that has none, not even loopback, each try finds no route.
 """
 
@@ -74,7 +74,7 @@ def written(folder: Path, module: str) -> list[Path]:
     return [Path(path) for event, path in noted(folder, module) if event == "write"]
 
 
-def test_an_engine_calls_nobody_and_both_write_where_they_are_told_to(tmp_path: Path) -> None:
+def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_path: Path) -> None:
     config = tmp_path / "collect.yaml"
     config.write_text(
         f"exporters:\n  prometheus: {{port: 0}}\n  parquet: {{folder: {tmp_path}/parquet}}\n",
@@ -141,7 +141,7 @@ ALONE = ("unshare", "--user", "--map-root-user", "--net")
 
 
 def has_no_network() -> bool:
-    """Tell whether this machine lets this user take the network away."""
+    """Return whether this machine permits this user to remove the network."""
     try:
         return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

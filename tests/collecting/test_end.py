@@ -19,7 +19,7 @@ from tests.collector.scripts import Finals
 
 
 class Kept(Finals):
-    """An exporter that keeps what it is told."""
+    """An exporter that stores its records."""
 
     is_live: ClassVar[bool] = True
     is_closed = False

@@ -175,7 +175,7 @@ class Succeeding(Keeping):
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **kinds: type[Hanging]) -> None:
-    """Have these be what is installed."""
+    """Replace the installed exporters by these."""
     monkeypatch.setattr(exporter_set, "load_live_exporter", kinds.__getitem__)
 
 

@@ -12,13 +12,13 @@ NOTED = {"tenant": "caf\xe9", "adapter": "tuned", "endpoint": "/v1/completions"}
 REQUEST = replace(FINE, attributes=NOTED, adapter="tuned")
 
 
-def test_without_a_list_all_is_told_as_it_is() -> None:
+def test_without_a_list_all_attributes_pass() -> None:
     assert HeaderFilter(None).filtered(REQUEST) is REQUEST
     assert HeaderFilter(("tenant", "adapter")).filtered(REQUEST) is REQUEST
     assert HeaderFilter(()).filtered(FINE) is FINE
 
 
-def test_what_is_not_on_the_list_is_not_told_and_what_is_no_header_is() -> None:
+def test_unlisted_headers_are_removed_and_other_attributes_pass() -> None:
     told = HeaderFilter(("priority",)).filtered(REQUEST)
     assert told.attributes == {"endpoint": "/v1/completions"}
     assert told.adapter == ""

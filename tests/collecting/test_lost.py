@@ -1,4 +1,4 @@
-"""Engines that go without a goodbye, on a clock that only the test moves."""
+"""Engines that end without a shutdown record, on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watch:
         self._incidents = Incidents(self._pins, on=settings.on, slo=SloSettings())
 
     def go_on(self, seconds: float, *rings: Ring) -> None:
-        """Let time pass; these rings tell that they are well."""
+        """Advance the clock; these rings write heartbeats."""
         for tick in range(round(2 * seconds)):
             self.time.now_ns += SECOND_NS // 2
             for ring in rings:
@@ -104,7 +104,7 @@ def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
     assert (view.is_alive, view.health.probe_state, view.pids) == (True, "on", (2,))
     (device,) = view.devices
     assert sum(device.seconds_by_ns.values()) == device.wall_ns
-    # What it was away for is nobody's time, as far as that was noticed: within five seconds.
+    # The time between the incarnations is not counted, with the five seconds of detection.
     passed_s = (device.wall_ns - before.devices[0].wall_ns) / SECOND_NS
     assert passed_s == pytest.approx(30, abs=8)
     second.say_goodbye()
@@ -250,7 +250,7 @@ def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     ring.close()
 
 
-def test_who_left_in_order_is_not_lost_before_the_goodbye_is_folded(tmp_path: Path) -> None:
+def test_clean_exit_is_not_lost_before_its_shutdown_record_is_folded(tmp_path: Path) -> None:
     time = Time()
     ring = Ring(tmp_path, time)
     engines = Engines(tmp_path, sink=Finals(), clock=time)

@@ -30,7 +30,7 @@ WAYS = {
 
 
 def can_make(container: tuple[str, ...]) -> bool:
-    """Tell whether this machine lets this user make namespaces."""
+    """Return whether this machine permits this user to make namespaces."""
     try:
         return (
             subprocess.run([*container, "true"], capture_output=True, check=False).returncode == 0

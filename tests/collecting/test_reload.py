@@ -29,7 +29,7 @@ def hash_of(scrape: Scrape) -> str:
 
 
 def scraped(collector: Collector, *, num_requests: int) -> Scrape:
-    """Return a scrape that tells of so many requests."""
+    """Return a scrape once it counts this number of requests."""
     eventually(
         lambda: collector.scrape().total("inferscope_requests_total") == num_requests,
     )

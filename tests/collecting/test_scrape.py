@@ -102,7 +102,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         for end in pipe:
             os.close(end)
         assert engine.returncode == 0, engine.stderr
-        # Whoever reads the rings sooner does not know yet that the victim is gone.
+        # An earlier read of the rings cannot see yet that the victim has exited.
         eventually(lambda: num_lost(collector.scrape()) == 1)
         rows = exported(rings, folder / "run.jsonl")
         num_requests = sum(row["kind"] == "request" for row in rows)

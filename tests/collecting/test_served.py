@@ -48,7 +48,7 @@ class Served:
     answers: list[str] = field(default_factory=list)
     """Texts that were generated for the canary."""
     told: dict[str, bytes] = field(default_factory=dict)
-    """By who tells it, all that was told."""
+    """All published text, by its source."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
                 "max_tokens": 9,
                 "ignore_eos": True,
                 "top_k": 5,
-                "stop": "nobody says",
+                "stop": "never generated",
             },
             {"traceparent": f"00-{_TRACE}-{_PARENT}-01", "X-Request-Id": "of-the-client"},
         )
@@ -118,13 +118,13 @@ def _num_answered(scrape: Scrape) -> float:
 
 
 def _ask(server: Server) -> Iterator[str]:
-    """Say the canary wherever a client can say something; yield what is generated for it."""
+    """Send the canary in every field of a request; yield the generated text."""
     wanted = {"max_tokens": 16, "min_tokens": 16, "temperature": 1.5, "seed": 4}
     headers = {"X-Request-Id": NAME, "X-InferScope-Parts": f"{CANARY}=3"}
     headers |= {"X-Tenant": TENANT, "X-Priority": "of-its-own"}
     talk = [{"role": "user", "content": CANARY, "name": CANARY, "part": CANARY}]
     ids = load_tokenizer("builtin").encode(CANARY)
-    # What is refused, or is nobody's request, is told by nobody either.
+    # A refused request is not published either.
     for path, refused in (
         ("/v1/completions", {"prompt": CANARY, "max_tokens": CANARY}),
         ("/v1/completions", {"prompt": CANARY, "model": CANARY}),
@@ -160,7 +160,7 @@ def _rows(folder: Path) -> bytes:
 
 
 def _commands(pin: Path, folder: Path) -> dict[str, bytes]:
-    """Return what is told of a pin by whoever can be asked."""
+    """Return the output of every command on a pin."""
     told = {}
     for words in (
         ("export", str(pin), "--format", "jsonl", "-o", "-"),
@@ -242,7 +242,7 @@ def secrets(served: Served) -> Iterator[tuple[str, bytes]]:
             yield f"{name}'s tokens in words", comma.join(map(str, ids)).encode()
 
 
-def test_no_prompt_completion_or_token_is_told_by_anybody(served: Served) -> None:
+def test_no_prompt_completion_or_token_is_published(served: Served) -> None:
     assert len(served.told) == 19
     found = [
         (name, where)
@@ -268,7 +268,7 @@ def test_no_prompt_completion_or_token_is_told_by_anybody(served: Served) -> Non
         assert any(word in told for word in (b"builtin", b"served", b"ttft", b"measured")), where
 
 
-def test_of_the_headers_exporters_are_told_what_the_collectors_list_allows(served: Served) -> None:
+def test_exporters_receive_only_allowed_headers(served: Served) -> None:
     told = served.told
     assert TENANT.encode() in told["rings"]
     assert b"of-its-own" in told["rings"]

@@ -41,7 +41,7 @@ def test_each_engine_is_in_exactly_one_shard(engine_id: str, total: int) -> None
     assert ALL.has(engine_id)
 
 
-def test_whose_an_engine_is_can_be_worked_out_by_anybody() -> None:
+def test_shard_of_an_engine_follows_from_its_id() -> None:
     for engine_id in ("fleet-000", "vllm-7", "größer"):
         digest = hashlib.sha256(engine_id.encode()).hexdigest()
         assert Shard(1 + int(digest[:16], 16) % 3, 3).has(engine_id)
@@ -128,10 +128,10 @@ def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
     assert told == [f"1/2, of these: {num}", f"2/2, of these: {2 - num}"]
 
 
-# --- who may run beside whom ----------------------------------------------------------------------
+# --- which collectors may run at once -------------------------------------------------------------
 
 
-def test_shards_of_the_same_number_run_together(tmp_path: Path) -> None:
+def test_shards_of_the_same_number_run_at_once(tmp_path: Path) -> None:
     with only_collector(tmp_path, Shard(1, 2)), only_collector(tmp_path, Shard(2, 2)):
         assert (tmp_path / LOCK_NAME).read_text() == ""
         for number in (1, 2):
@@ -160,7 +160,7 @@ def test_shards_of_the_same_number_run_together(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_who_would_count_an_engine_twice_is_refused_in_one_line(
+def test_collector_that_would_count_an_engine_twice_is_refused_in_one_line(
     tmp_path: Path, runs: Shard, comes: Shard, why: str
 ) -> None:
     with only_collector(tmp_path, runs):
@@ -231,7 +231,7 @@ def engines_of(scrape: Scrape) -> set[str]:
     return {labels["engine_id"] for labels, _ in found}
 
 
-def test_every_engine_is_told_by_the_shard_that_its_name_says(seen: Seen) -> None:
+def test_every_engine_is_exported_by_the_shard_of_its_id(seen: Seen) -> None:
     assert engines_of(seen.whole) == set(ENGINES)
     for number, scrape in enumerate(seen.shards, 1):
         expected = {engine_id for engine_id in ENGINES if Shard(number, 2).has(engine_id)}
@@ -258,7 +258,7 @@ def test_every_engine_is_told_by_the_shard_that_its_name_says(seen: Seen) -> Non
     ],
 )
 def test_the_series_of_two_shards_are_those_of_one_collector(seen: Seen, name: str) -> None:
-    def told(scrapes: list[Scrape]) -> dict[tuple[tuple[str, str], ...], float]:
+    def reported(scrapes: list[Scrape]) -> dict[tuple[tuple[str, str], ...], float]:
         found = {}
         for scrape in scrapes:
             for labels, value in scrape.all(name):
@@ -266,7 +266,7 @@ def test_the_series_of_two_shards_are_those_of_one_collector(seen: Seen, name: s
                     assert found.setdefault(tuple(sorted(labels.items())), value) == value
         return found
 
-    alone, together = told([seen.whole]), told(seen.shards)
+    alone, together = reported([seen.whole]), reported(seen.shards)
     assert alone.keys() == together.keys()
     for labels, value in alone.items():
         assert together[labels] == pytest.approx(value, rel=1e-12, abs=1e-12)

@@ -50,7 +50,7 @@ class Host:
             self._core.write(RequestEvent(now_ns, 0, kind, now_ns, request_id))
 
     def go_on(self, seconds: int, engines: Engines | None = None) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         for _ in range(seconds * SECOND_NS // STEP_NS):
             start_ns = self.time.now_ns
             now_ns = self.time.now_ns = start_ns + STEP_NS

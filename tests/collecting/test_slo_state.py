@@ -142,7 +142,7 @@ def spend(promises: SloTracker, time: Time) -> None:
     judge.request(replace(FINE, first_token_ns=2 * SECOND_NS), "r", now_ns=time.now_ns)
 
 
-def test_what_nobody_watched_is_said_and_its_budget_survives(tmp_path: Path) -> None:
+def test_uncounted_time_is_reported_and_the_budget_survives(tmp_path: Path) -> None:
     time = Time()
     first, _ = kept(tmp_path, time, _OBJECTIVE)
     spend(first, time)

@@ -1,4 +1,4 @@
-"""Rings are their owner's alone, unless a group is named; whoever may not read them is told so."""
+"""Rings are private to their owner or a named group; other users get one line about it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 
 def command(within: Sequence[str], *words: str, rings: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as somebody else."""
+    """Run a command as another user."""
     return subprocess.run(
         [*within, sys.executable, "-m", "inferscope", *words],
         capture_output=True,
@@ -56,7 +56,7 @@ def modes(rings: Path) -> dict[str, int]:
     return {"folder": home.stat().st_mode & 0o777, "ring": ring.stat().st_mode & 0o777}
 
 
-def test_who_may_not_read_an_engines_rings_is_told_whose_they_are_and_how_he_could(
+def test_unreadable_rings_are_reported_with_owner_and_remedy(
     folder: Path,
 ) -> None:
     rings = folder / "rings"
@@ -73,7 +73,7 @@ def test_who_may_not_read_an_engines_rings_is_told_whose_they_are_and_how_he_cou
             )
 
 
-def test_of_a_shared_ring_who_is_not_in_the_group_is_told_its_number(folder: Path) -> None:
+def test_user_outside_the_group_of_a_shared_ring_sees_its_number(folder: Path) -> None:
     rings = folder / "rings"
     with engine_by_hand(rings, "e", within=SHARED):
         assert modes(rings) == {"folder": 0o750, "ring": 0o640}
@@ -115,7 +115,7 @@ def test_another_user_of_the_group_reads_and_collects(folder: Path) -> None:
         assert collector.said().count("is closed to") == 1
 
 
-def test_who_may_read_does_not_write(folder: Path) -> None:
+def test_reader_of_a_group_cannot_write(folder: Path) -> None:
     rings = folder / "rings"
     with engine_by_hand(rings, "e", within=SHARED) as engine:
         done = command(MEMBER, "off", "e", rings=rings)

@@ -34,7 +34,7 @@ class MovedClock:
         return self.now_ns
 
 
-def told_by(rings: list[Path]) -> Told:
+def folded_from(rings: list[Path]) -> Told:
     """Return all records of some rings, in the order of time."""
     out: Told = []
     for number, path in enumerate(rings):

@@ -129,7 +129,7 @@ class Script:
             collector.fold(READER, Tick(collector.now_ns, collector.now_ns))
         return collector, finals
 
-    def play_as_told(self) -> tuple[Collector, Finals]:
+    def play_in_report_order(self) -> tuple[Collector, Finals]:
         """Fold all records in the order of the test's lines: late records arrive late.
 
         A Tick follows, by which an idle engine's last step is complete.

@@ -16,7 +16,7 @@ DEMO = Path(__file__).parents[2] / "samples" / "demo.isr"
 LITTLE = Keep(seconds=20, durations=("step",), finished=0, digest=False)
 
 
-class _Heard:
+class _Recorder:
     def __init__(self) -> None:
         self.told: list[str] = []
 
@@ -28,7 +28,7 @@ class _Heard:
 
 
 def _folded(keep: Keep) -> tuple[Collector, list[str], EngineView]:
-    heard = _Heard()
+    heard = _Recorder()
     collector = Collector(heard, keep=keep)
     reader = RecordingReader(DEMO)
     for frame in reader.frames():

@@ -107,7 +107,7 @@ def test_preemptions_keep_their_times_and_the_last_may_never_end() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_front_end_whose_word_comes_after_the_cores_still_counts_from_receipt() -> None:
+def test_request_counts_from_receipt_when_the_front_end_reports_after_the_core() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     script.at(2)
@@ -122,7 +122,7 @@ def test_a_front_end_whose_word_comes_after_the_cores_still_counts_from_receipt(
     script.at(20)
     front.last_byte(asked)
     core.health()
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     final = finals.only()
     assert final.arrived_ns == START_NS + MS
     assert final.ledger_ns["frontend"] == MS
@@ -143,7 +143,7 @@ def test_tokens_are_not_counted_twice_when_the_front_end_is_met_after_the_first(
     core.finished(mine)
     front.last_byte(asked)
     core.health()
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     assert finals.only().output_tokens == 2
     assert_all_closes(collector, finals)
 
@@ -296,7 +296,7 @@ def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
         (7.1, FAILED, "stop", "stop"),  # the probe was lost, the front end was not
     ],
 )
-def test_the_core_goes_on_when_the_front_end_dies_and_nobody_gets_the_answer(
+def test_core_continues_after_its_front_end_is_lost_and_the_request_is_undelivered(
     end_s: float, state: int | None, reason: str, finish: str
 ) -> None:
     script = Script()
@@ -450,7 +450,7 @@ def test_a_front_end_that_outlives_its_core_ends_no_request_twice() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_nobody_is_lost_to_a_process_that_has_not_been_started_yet() -> None:
+def test_no_request_is_lost_to_a_process_that_starts_later() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     asked = front.received("request-1")
@@ -469,7 +469,7 @@ def test_nobody_is_lost_to_a_process_that_has_not_been_started_yet() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_probe_switched_off_and_on_loses_nobody_to_a_dead_engine() -> None:
+def test_switching_the_probe_off_and_on_loses_no_request() -> None:
     script = Script()
     core = script.ring()
     stays, leaves = core.queued("stays"), core.queued("leaves")
@@ -528,7 +528,7 @@ def test_requests_that_ended_in_a_gap_leave_no_slot_behind() -> None:
     assert not collector.engines["engine"].lives.table.alive()
 
 
-def test_a_reader_that_joins_late_knows_who_is_there_and_guesses_no_ttft() -> None:
+def test_late_reader_lists_current_requests_without_a_ttft() -> None:
     script = Script()
     script.at(100)
     core, front = script.ring(), script.ring("frontend")
@@ -666,7 +666,7 @@ def test_an_end_that_the_core_reports_late_is_not_before_the_last_token() -> Non
     script.at(700)
     script.told.append((READER, Tick(script.now_ns, script.now_ns)))
     core.tell(RequestEvent(script.now_ns, mine, FINISHED, START_NS + 25 * MS, reason="stop"))
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     assert_all_closes(collector, finals)
     final = finals.only()
     assert final.last_token_ns == final.delivered_ns == START_NS + 30 * MS

@@ -45,7 +45,7 @@ class Pair:
         return {each.rank: each.overdue_ns / 1e9 for each in view.ranks}
 
 
-def test_a_rank_whose_process_stands_still_is_waited_for() -> None:
+def test_stopped_rank_is_overdue() -> None:
     pair = Pair()
     pair.step()
     pair.workers[0].span(1, 21, 30)

@@ -34,7 +34,7 @@ def row_of(final: FinalRequest) -> Any:
     return json.loads(out.getvalue())
 
 
-def test_a_labelled_prompt_is_told_by_part_and_what_was_cached_is_free() -> None:
+def test_labelled_prompt_is_divided_by_part_and_cached_tokens_are_free() -> None:
     script = Script()
     core = script.ring()
     serve(core, core.queued("a", prompt_parts=CHAT), [3], cached=5)
@@ -87,7 +87,7 @@ def test_labels_that_come_after_the_first_chunk_tell_nothing() -> None:
     front.last_byte(asked)
     script.at(40)
     core.health()
-    _, finals = script.play_as_told()
+    _, finals = script.play_in_report_order()
     assert finals.only().prefill_ns > 0
     assert finals.only().parts == ()
 

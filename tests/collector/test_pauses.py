@@ -65,7 +65,7 @@ def test_the_device_of_a_paused_engine_has_no_work() -> None:
     assert view.device_total_ns["idle_host_gap"] == (2 + 10 + 10 + 10 + 1) * MS
 
 
-def test_who_is_computed_to_the_end_in_a_pause_waits_for_nothing() -> None:
+def test_request_that_runs_to_completion_in_a_pause_has_no_paused_time() -> None:
     script = Script()
     core = script.ring()
     first = core.queued("first")
@@ -91,7 +91,7 @@ def test_who_is_computed_to_the_end_in_a_pause_waits_for_nothing() -> None:
     assert "queue" not in ledgers["later"]
 
 
-def test_who_is_let_go_in_a_pause_has_waited_for_it() -> None:
+def test_request_aborted_in_a_pause_has_paused_time() -> None:
     script = Script()
     core = script.ring()
     runs, waits = core.queued("runs"), core.queued("waits")
@@ -145,7 +145,7 @@ def test_a_front_end_that_admits_no_request_counts_as_paused() -> None:
 
 
 @pytest.mark.parametrize("is_core_first", [False, True])
-def test_who_is_told_of_after_the_pause_that_held_it_has_waited_for_it(is_core_first: bool) -> None:
+def test_request_reported_after_its_pause_has_paused_time(is_core_first: bool) -> None:
     script = Script()
     front, core = script.ring("frontend"), script.ring()
     script.at(5)

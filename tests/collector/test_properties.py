@@ -144,12 +144,12 @@ class _Engine:
 
     def _tell_spans(self, step: int, start_us: int, end_us: int) -> None:
         tellers = self.workers or [self.core]
-        for teller in tellers:
-            late_us = self.late_us[teller.rank] if self.workers else 0
+        for origin in tellers:
+            late_us = self.late_us[origin.rank] if self.workers else 0
             first, last = (start_us + late_us) / 1e3, (end_us + late_us) / 1e3
             self.later(
                 end_us + late_us,
-                lambda teller=teller, first=first, last=last: teller.span(step, first, last),
+                lambda origin=origin, first=first, last=last: origin.span(step, first, last),
             )
 
     def _emit(self, lives: list[_Life], at_us: int) -> None:
@@ -196,7 +196,7 @@ def test_every_ledger_closes_and_every_nanosecond_is_conserved(seed: int) -> Non
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.integers(1, 9))
-def test_nobody_who_looks_changes_what_is_folded_and_nothing_of_the_dead_stays(
+def test_snapshots_change_no_fold_and_ended_requests_leave_no_state(
     seed: int, look_again: int
 ) -> None:
     script = _Engine(random.Random(seed)).run()
@@ -235,7 +235,7 @@ def test_laws_hold_for_records_that_come_late_or_not_at_all(seed: int) -> None:
             told.insert(min(len(told), at + rng.randrange(30)), entry)
     script.now_ns = START_NS + 30_000 * MS
     script.rings[0].health()
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     for step in finals.steps:
         parts = step.shares_ns.tolist()
         assert sum(parts) + step.padding_ns + step.unattributed_ns == step.measured_ns

@@ -23,7 +23,7 @@ from inferscope.engine.frontend import FrontEnd
 from inferscope.engine.load import describe
 from inferscope.probe import EngineInfo, Probe
 from inferscope.ring.recording import RecordingWriter
-from tests.collector.refolding import Told, fold_again, replayed, told_by
+from tests.collector.refolding import Told, fold_again, folded_from, replayed
 from tests.collector.scripts import Finals, Script, assert_all_closes
 
 
@@ -92,23 +92,25 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def told(rings: list[Path]) -> Told:
-    return told_by(rings)
+def folded_run(rings: list[Path]) -> Told:
+    return folded_from(rings)
 
 
 @pytest.fixture(scope="module")
-def recording(rings: list[Path], told: Told, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recording(
+    rings: list[Path], folded_run: Told, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("recorded") / "first"
-    return fold_again(rings, told, folder, random.Random(1))[1]
+    return fold_again(rings, folded_run, folder, random.Random(1))[1]
 
 
 def test_a_run_folds_to_the_same_numbers_however_it_is_read(
-    rings: list[Path], told: Told, tmp_path: Path
+    rings: list[Path], folded_run: Told, tmp_path: Path
 ) -> None:
     digests = set()
     for seed, most_bytes in enumerate((1, 1 << 24, 20_000, 1 << 24)):
         folder, draw = tmp_path / str(seed), random.Random(seed)
-        digest, file = fold_again(rings, told, folder, draw, most_bytes=most_bytes)
+        digest, file = fold_again(rings, folded_run, folder, draw, most_bytes=most_bytes)
         digests |= {digest, replayed(file)}
     pieces = RingSource(lambda: rings, name="in pieces", most_bytes=1)
     while not pieces.has_ended:
@@ -127,12 +129,12 @@ def test_a_run_folds_to_the_same_numbers_however_it_is_read(
 
 
 def test_a_run_names_the_same_culprits_however_it_is_read(
-    rings: list[Path], told: Told, tmp_path: Path
+    rings: list[Path], folded_run: Told, tmp_path: Path
 ) -> None:
     readings = []
     for seed in range(2):
         live, again = Finals(), Finals()
-        _, file = fold_again(rings, told, tmp_path / str(seed), random.Random(seed), live)
+        _, file = fold_again(rings, folded_run, tmp_path / str(seed), random.Random(seed), live)
         replayed(file, again)
         readings += [
             [(final.request_id, final.blame) for final in finals.requests]
@@ -177,7 +179,7 @@ def test_a_recording_cut_or_flipped_anywhere_folds_without_raising(
         source.close()
 
 
-def test_a_damaged_block_marks_what_it_took_along_and_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_damaged_block_marks_its_requests_and_leaves_none_open(tmp_path: Path) -> None:
     script = Script()
     core = script.ring()
     for number in range(12):

@@ -12,7 +12,7 @@ from inferscope.collector.counted import RequestCounters
 from inferscope.collector.fold import Collector
 from inferscope.collector.source import RecordingSource, RingSource
 from tests.cli.running import inferscope
-from tests.collector.refolding import fold_again, told_by
+from tests.collector.refolding import fold_again, folded_from
 from tests.collector.scripts import MS, START_NS, Finals
 from tests.collector.trains import Train, counters_of
 from tests.collector.walls import Wall
@@ -31,7 +31,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return train.write(tmp_path_factory.mktemp("rings"))
 
 
-def counters_told(finals: Finals) -> list[tuple[str, RequestCounters]]:
+def counters_by_request(finals: Finals) -> list[tuple[str, RequestCounters]]:
     return [(final.request_id, final.counters) for final in finals.requests]
 
 
@@ -53,12 +53,12 @@ def test_counters_are_the_same_however_the_rings_are_read(
         source.advance()
     source.close()
     digests, expected = {source.collector.digest()}, totals_of(source.collector)
-    measured = [one for _, one in counters_told(whole) if "sm_active_ns" in one.provenance]
+    measured = [one for _, one in counters_by_request(whole) if "sm_active_ns" in one.provenance]
     assert {one.provenance["sm_active_ns"].source for one in measured} == {"pm"}
     assert len(measured) > 0.85 * len(whole.requests)
     assert any("energy_uj" in one.provenance for one in measured)
     assert counters_of(source.collector).num_unplaced > 100
-    told = told_by(rings)
+    told = folded_from(rings)
     for seed in range(2):
         live, again = Finals(), Finals()
         folder, most_bytes = tmp_path / str(seed), (1 << 24, 20_000)[seed]
@@ -69,7 +69,7 @@ def test_counters_are_the_same_however_the_rings_are_read(
         replay.advance()
         replay.close()
         digests |= {digest, replay.collector.digest()}
-        assert counters_told(live) == counters_told(again) == counters_told(whole)
+        assert counters_by_request(live) == counters_by_request(again) == counters_by_request(whole)
         assert totals_of(replay.collector) == expected
     assert len(digests) == 1
     done = inferscope("replay", str(file), "--check", rings=tmp_path)
@@ -79,7 +79,7 @@ def test_counters_are_the_same_however_the_rings_are_read(
 def test_without_the_samplers_ring_the_numbers_are_others_but_the_time_is_the_same(
     rings: list[Path], tmp_path: Path
 ) -> None:
-    told, finals = told_by(rings), (Finals(), Finals())
+    told, finals = folded_from(rings), (Finals(), Finals())
     both, _ = fold_again(rings, told, tmp_path / "both", random.Random(1), finals[0])
     alone = [one for one in told if one[1] == 0]
     one, _ = fold_again(rings[:1], alone, tmp_path / "one", random.Random(1), finals[1])

@@ -116,7 +116,7 @@ def test_slots_of_a_team_are_the_same_array_until_one_of_it_leaves() -> None:
 
 
 @given(st.lists(st.integers(0, 19), unique=True), st.sets(st.integers(0, 19)))
-def test_outsiders_are_those_who_are_not_in(slots: list[int], members: set[int]) -> None:
+def test_outsiders_are_the_slots_that_are_not_members(slots: list[int], members: set[int]) -> None:
     is_in = np.isin(np.arange(20), list(members))
     expected = [slot for slot in slots if slot not in members]
     assert outsiders(np.array(slots, dtype=np.int64), is_in) == expected

@@ -85,7 +85,7 @@ def test_a_sampler_that_was_gone_before_an_engine_began_is_not_read_for_it(tmp_p
     assert collector.totals().num_records == 3
 
 
-def test_a_sampler_that_lives_on_does_not_keep_an_engine_alive(tmp_path: Path) -> None:
+def test_running_sampler_does_not_keep_an_engine_alive(tmp_path: Path) -> None:
     engine(tmp_path, START)
     sampler(tmp_path, START, 1)
     me = Identity(SAMPLER_ROLE, SAMPLER_ROLE, 0, os.getpid(), "host", boot_id(), START, START)

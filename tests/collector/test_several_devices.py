@@ -108,7 +108,7 @@ def test_the_screen_tells_the_power_of_all_and_the_mean_of_the_sms(view: EngineV
         assert view.counters.use[phase].sm_share == pytest.approx(mean, rel=0.05)
 
 
-def test_of_a_device_whose_sampler_is_silent_gauges_are_absent_and_counters_stand_still() -> None:
+def test_silent_sampler_has_no_gauges_and_constant_counters() -> None:
     train = sampled(two_ranks(until_ms=4000), {GPU: GPU, OTHER: OTHER}, other_until_ms=1500)
     scrape = scraped(view_of(train))
     for name in ("inferscope_gpu_memory_used_bytes", "inferscope_gpu_sm_active_ratio"):

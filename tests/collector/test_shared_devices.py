@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inferscope.collector.accounts import ENERGY, SM_ACTIVE
 from inferscope.collector.counted_steps import NOTHING_MOVED, StepBuffer
 from inferscope.collector.counter_windows import Window
-from inferscope.collector.laid_samples import Laid, laid_short
+from inferscope.collector.laid_samples import AllocatedSamples, allocate_short
 from inferscope.records import CounterSample
 from tests.collector.scripts import MS, START_NS, assert_all_closes
 from tests.collector.trains import DECODE, PREFILL, Train, counters_of, shares
@@ -54,7 +54,7 @@ def touched_ns(train: Train, begin_ns: int, end_ns: int) -> int:
 
 @settings(max_examples=40)
 @given(ranks=st.lists(spans, min_size=1, max_size=3), seed=st.integers(0, 1 << 30))
-def test_all_that_is_counted_is_given_to_somebody_and_once(ranks: list[Spans], seed: int) -> None:
+def test_counted_amounts_are_assigned_exactly_once(ranks: list[Spans], seed: int) -> None:
     train, rng = run_on_one_device(ranks), np.random.default_rng(seed)
     until_ms = max(stop for _, stop, _ in train.steps)
     for at in np.arange(0, until_ms + 1, 0.5).tolist():
@@ -128,18 +128,18 @@ def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
     edges = np.arange(0, 2001 - period, period, dtype=np.int64)
     busy_ns = [int(is_busy[at : at + period].sum()) for at in edges.tolist()]
     short = Window("pm", edges, edges + period, {})
-    assert laid_short(steps, short)[1].tolist() == busy_ns
+    assert allocate_short(steps, short)[1].tolist() == busy_ns
     long = [CounterSample(0, "", at, at + period, "gpm", {}) for at in edges.tolist()]
-    assert Laid(steps, long).busy_ns == busy_ns
+    assert AllocatedSamples(steps, long).busy_ns == busy_ns
 
 
 def test_a_device_without_steps_is_idle_in_every_window() -> None:
     edges = np.arange(0, 500, 100, dtype=np.int64)
-    sums, busy_ns, parts = laid_short([], Window("pm", edges, edges + 100, {}))
+    sums, busy_ns, parts = allocate_short([], Window("pm", edges, edges + 100, {}))
     assert not sums.any()
     assert not busy_ns.any()
     assert not parts
     samples = [CounterSample(0, "", at, at + 100, "gpm", {}) for at in edges.tolist()]
-    long = Laid([], samples)
+    long = AllocatedSamples([], samples)
     assert not any(any(of_sample) for of_sample in long.sums)
     assert not any(long.busy_ns)

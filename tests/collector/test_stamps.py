@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.collector.stamps import Placed, Stamps
+from inferscope.collector.stamps import MappedSample, WallClockMapper
 from inferscope.records import Clock, CounterSample, Record
 from tests.collector.scripts import MS, START_NS
-from tests.collector.walls import DECODE_NS, Counted, Wall, told
+from tests.collector.walls import DECODE_NS, Counted, Wall, reported
 
 NUM_DECODES = 12
 END_NS = START_NS + NUM_DECODES * DECODE_NS
@@ -29,9 +29,9 @@ def train() -> list[Counted]:
     ]
 
 
-def placed(records: Sequence[Record], *, wait_ns: int = 600 * MS) -> list[Placed]:
+def placed(records: Sequence[Record], *, wait_ns: int = 600 * MS) -> list[MappedSample]:
     """Map the samples of some records, and release those that still wait."""
-    stamps, out = Stamps(), []
+    stamps, out = WallClockMapper(), []
     for record in records:
         out += stamps.give_up(record.t_ns)
         if isinstance(record, Clock):
@@ -51,11 +51,13 @@ def anchored_late(records: Sequence[Record]) -> list[Record]:
     return late
 
 
-def num_told(records: Sequence[Record]) -> int:
+def num_reported(records: Sequence[Record]) -> int:
     return sum(len(one.starts_ns) // 8 for one in records if isinstance(one, CounterSample))
 
 
-def hold_to_truth(found: Sequence[Placed], truth: Sequence[Counted], *, slack_ns: int = 3) -> int:
+def hold_to_truth(
+    found: Sequence[MappedSample], truth: Sequence[Counted], *, slack_ns: int = 3
+) -> int:
     """Check every mapped window against the truth; return their number."""
     num = 0
     for each in found:
@@ -105,12 +107,12 @@ def test_no_window_is_put_where_it_was_not_and_all_are_counted(
 ) -> None:
     truth, wall = train(), Wall(drift, jumps)
     draw = random.Random(seed)
-    records = told(wall, truth, lag_ns=lag_ns, error_ns=error_ns, draw=draw)
+    records = reported(wall, truth, lag_ns=lag_ns, error_ns=error_ns, draw=draw)
     if is_late:
         records = anchored_late(records)
     found = placed(records)
     num_placed = hold_to_truth(found, truth)
-    assert num_placed + sum(each.num_unplaced for each in found) == num_told(records)
+    assert num_placed + sum(each.num_unplaced for each in found) == num_reported(records)
     # Everything decoded more than a period after the clock was set is mapped.
     for record in records:
         if isinstance(record, CounterSample):
@@ -125,13 +127,13 @@ def test_the_error_covers_a_clock_that_was_set_by_too_little_to_tell(
     jumps: list[tuple[int, int]], error_ns: int
 ) -> None:
     truth = train()
-    records = told(Wall(0.0, jumps), truth, error_ns=error_ns)
+    records = reported(Wall(0.0, jumps), truth, error_ns=error_ns)
     assert hold_to_truth(placed(records), truth) > 0
 
 
 def test_an_unset_clock_maps_every_window() -> None:
     truth = train()
-    found = placed(told(Wall(1e-4), truth, error_ns=500))
+    found = placed(reported(Wall(1e-4), truth, error_ns=500))
     assert hold_to_truth(found, truth) == len(truth)
     assert max(each.error_ns or 0 for each in found) < 500 + 1e-4 * DECODE_NS + 500 * 2 + 1
 
@@ -144,23 +146,23 @@ def test_what_is_decoded_only_after_a_jump_is_not_taken_for_what_came_behind_it(
 ) -> None:
     truth = train()
     jump = (START_NS + 5 * DECODE_NS - before_ms * MS, by_ms * MS)
-    records = told(Wall(0.0, [jump]), truth, lag_ns=lag_ms * MS, error_ns=100)
+    records = reported(Wall(0.0, [jump]), truth, lag_ns=lag_ms * MS, error_ns=100)
     found = placed(records)
     num_unplaced = sum(each.num_unplaced for each in found)
-    assert hold_to_truth(found, truth) + num_unplaced == num_told(records)
+    assert hold_to_truth(found, truth) + num_unplaced == num_reported(records)
     assert 0 < num_unplaced <= 2 * DECODE_NS // LENGTH_NS
 
 
 def test_a_stale_anchor_does_not_place_what_was_stamped_after_the_clock_was_set_back() -> None:
     truth = train()
     jumps = [(START_NS + DECODE_NS + 1, -DECODE_NS + LENGTH_NS), (START_NS + 2 * DECODE_NS + 1, MS)]
-    records = anchored_late(told(Wall(0.0, jumps), truth))
+    records = anchored_late(reported(Wall(0.0, jumps), truth))
     assert 0 < hold_to_truth(placed(records), truth) < len(truth)
 
 
 def test_an_anchor_that_comes_late_places_what_has_waited_for_it() -> None:
     truth = train()
-    in_turn = told(Wall(5e-5), truth, error_ns=100)
+    in_turn = reported(Wall(5e-5), truth, error_ns=100)
     expected, found = placed(in_turn), placed(anchored_late(in_turn))
     assert hold_to_truth(found, truth) == len(truth)
     for one, other in zip(expected, found, strict=True):
@@ -172,7 +174,7 @@ def test_an_anchor_that_comes_late_places_what_has_waited_for_it() -> None:
 
 def test_what_no_anchor_comes_for_is_given_up_and_counted() -> None:
     truth = train()
-    records = told(Wall(), truth)
+    records = reported(Wall(), truth)
     lost = [one for one in records if isinstance(one, CounterSample)]
     found = placed([records[0], *lost])
     assert all(each.window is None for each in found)
@@ -182,14 +184,14 @@ def test_what_no_anchor_comes_for_is_given_up_and_counted() -> None:
 
 def test_a_few_lost_anchors_widen_the_error_and_many_leave_nothing_to_place() -> None:
     truth, wall = train(), Wall(2e-4)
-    records = told(wall, truth, error_ns=1000)
+    records = reported(wall, truth, error_ns=1000)
     anchors = [one for one in records if isinstance(one, Clock)]
     some = [one for one in records if one not in anchors[2:4]]
     found = placed(some)
     assert hold_to_truth(found, truth) == len(truth)
     errors = {each.error_ns for each in found if each.error_ns is not None}
     assert max(errors) > 1000 + 2e-4 * 2 * DECODE_NS
-    stamps = Stamps()
+    stamps = WallClockMapper()
     for at_ns in (START_NS, START_NS + 10_000 * MS):  # the drift in between may reach 2 ms
         real_ns = wall.real_ns(at_ns) + (5 * MS if at_ns > START_NS else 0)
         stamps.anchor(Clock(at_ns, real_ns, error_ns=10, host_ns=at_ns))
@@ -203,10 +205,10 @@ def test_a_few_lost_anchors_widen_the_error_and_many_leave_nothing_to_place() ->
     st.integers(-(1 << 63), (1 << 64) - 1),
 )
 def test_damaged_anchors_raise_nothing(name: str, value: int) -> None:
-    records = told(Wall(), train()[:400])
+    records = reported(Wall(), train()[:400])
     fields = {"t_ns": START_NS, "real_ns": START_NS, "error_ns": 0, "host_ns": START_NS}
     bad = Clock(**{**fields, name: value})
-    stamps = Stamps()
+    stamps = WallClockMapper()
     for record in (bad, *records, bad, *records):
         if isinstance(record, Clock):
             stamps.anchor(record)
@@ -217,6 +219,6 @@ def test_damaged_anchors_raise_nothing(name: str, value: int) -> None:
 
 def test_stamps_of_our_own_clock_are_left_as_they_are() -> None:
     record = CounterSample(9, "GPU-1", 3, 8, "gpm", {"sm_active_share": 0.5})
-    (one,) = Stamps().place(record)
+    (one,) = WallClockMapper().place(record)
     assert one.window is record
     assert (one.num_unplaced, one.error_ns) == (0, None)

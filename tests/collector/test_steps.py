@@ -152,7 +152,7 @@ def test_a_span_that_comes_after_its_step_was_split_is_counted_and_blocks_nothin
     script.at(10)
     core.finished(mine)
     core.health()
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     assert collector.num_unjoined == 1
     assert finals.only().finish == "stop"
 
@@ -175,7 +175,7 @@ def test_a_step_that_is_planned_and_never_run_does_not_stop_the_clock() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_step_whose_span_was_dropped_is_passed_over_by_the_next() -> None:
+def test_step_with_a_dropped_span_is_skipped_by_the_next() -> None:
     script = Script()
     core = script.ring()
     mine = core.queued("a")
@@ -196,7 +196,7 @@ def test_a_step_whose_span_was_dropped_is_passed_over_by_the_next() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_step_whose_slices_were_lost_is_passed_over_by_the_next() -> None:
+def test_step_with_lost_slices_is_skipped_by_the_next() -> None:
     script = Script()
     core = script.ring()
     mine = core.queued("a")
@@ -393,7 +393,7 @@ def test_malformed_columns_and_unknown_reasons_are_counted() -> None:
     )
     core.finished(mine, "an unknown reason")
     core.health()
-    collector, finals = script.play_as_told()
+    collector, finals = script.play_in_report_order()
     assert finals.only().finish == "error"
     assert collector.num_unjoined >= 6
     assert collector.num_unknown == 1
@@ -415,7 +415,7 @@ _MOST = 2**32 - 1
         ([(0, 0, 0), (1, 0, 0)], {"sampled": b"\xff" * 4}, True),
     ],
 )
-def test_a_step_that_says_the_impossible_harms_nobody(
+def test_impossible_step_changes_no_other_request(
     rows: list[tuple[int, int, int]], columns: dict[str, bytes], is_joined: bool
 ) -> None:
     script = Script()

@@ -197,8 +197,8 @@ def test_totals_are_the_same_when_rings_of_replaced_processes_are_dropped(
     kept, of_kept = fold(script, dropped_ns=1 << 62, until_ms=until_ms)
     dropped, of_dropped = fold(script, dropped_ns=16_000 * MS, until_ms=until_ms)
     assert len(kept.engines["engine"].rings) == len(lives)
-    heirs = {(life.role, life.rank) for life in lives}
-    assert len(dropped.engines["engine"].rings) == len(heirs)
+    newest_rings = {(life.role, life.rank) for life in lives}
+    assert len(dropped.engines["engine"].rings) == len(newest_rings)
     assert dropped.totals() == kept.totals()
     assert dropped.devices() == kept.devices()
     assert of_dropped.requests == of_kept.requests

@@ -220,7 +220,7 @@ def test_exported_rows_have_phases_and_no_names(hosts: tuple[Host, Host]) -> Non
     assert [share["tokens"] for share in rows[4]["shares"]] == [64, 1]
 
 
-def test_of_ranks_that_do_not_say_what_they_computed_the_time_is_told() -> None:
+def test_ranks_without_token_counts_report_their_time() -> None:
     script = Script()
     worker = script.ring("worker", 1, ranks=2)
     for step in range(NUM_STEPS):

@@ -46,7 +46,7 @@ def test_before_its_prompt_is_tokenised_a_request_counts_for_nothing() -> None:
     assert view_of(script, until_ms=300).queued_prompt_tokens == 0
 
 
-def test_who_is_admitted_to_a_step_that_hangs_runs_and_the_fold_goes_on() -> None:
+def test_request_admitted_to_a_hung_step_is_running_and_the_fold_continues() -> None:
     script = Script()
     core = script.ring()
     index = core.queued("first")

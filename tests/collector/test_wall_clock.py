@@ -28,7 +28,7 @@ def undisturbed_ns(lag_ms: int) -> float:
     return float(counters_of(collector).totals[:, SM_ACTIVE].sum())
 
 
-def num_told(train: Train) -> int:
+def num_reported(train: Train) -> int:
     return sum(len(one.starts_ns) // 8 for one in train.stamped if isinstance(one, CounterSample))
 
 
@@ -91,6 +91,6 @@ def test_without_anchors_nothing_is_joined_and_all_is_counted() -> None:
     collector, finals = train.play()
     counters = counters_of(collector)
     assert not counters.totals.any()
-    assert counters.num_unplaced == num_told(train) > 4000
+    assert counters.num_unplaced == num_reported(train) > 4000
     assert counters.stamp_error_ns is None
     assert not any(final.counters.prefill for final in finals.requests)

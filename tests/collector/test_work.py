@@ -211,7 +211,7 @@ def by_id(finals: Finals) -> dict[str, FinalRequest]:
     return {final.request_id: final for final in finals.requests}
 
 
-def test_drafts_that_were_rejected_are_told_by_tokens_whatever_their_number() -> None:
+def test_rejected_drafts_are_counted_in_tokens() -> None:
     """Verify 4, 2 and no drafts of three requests in one step; all of the second's pass."""
     traffic = Traffic(DENSE)
     a, b, c = (traffic.request(name) for name in "abc")
@@ -233,7 +233,7 @@ def test_drafts_that_were_rejected_are_told_by_tokens_whatever_their_number() ->
     assert [told[name].decode_work.tokens for name in "abc"] == [5, 3, 1]
 
 
-def test_the_drafter_s_time_is_told_apart_and_its_flops_are_nobody_s() -> None:
+def test_draft_model_time_is_separate_and_its_flops_are_unassigned() -> None:
     traffic = Traffic(DENSE)
     mine = traffic.request("a")
     traffic.step([Row(mine, PREFILL, 8, 0)])
@@ -252,7 +252,7 @@ def test_the_drafter_s_time_is_told_apart_and_its_flops_are_nobody_s() -> None:
 
 
 @pytest.mark.parametrize("num_others", [0, 2])
-def test_tokens_computed_again_are_told_with_their_time(num_others: int) -> None:
+def test_recomputed_tokens_are_counted_with_their_time(num_others: int) -> None:
     """Book a step by batch and row by row, with the same result."""
     traffic = Traffic(DENSE)
     mine = traffic.request("a")
@@ -347,7 +347,7 @@ def test_time_that_only_a_fit_says_was_saved_is_modelled_all_the_same() -> None:
     assert known["provenance"]["flops"]["method"] is None
 
 
-def test_ranks_that_are_told_of_later_count_from_there_on() -> None:
+def test_ranks_reported_later_count_from_then_on() -> None:
     traffic = Traffic(DENSE, 1)
     info = traffic.script.told[-1][1]
     traffic.script.at(0.5)

@@ -26,7 +26,7 @@ from inferscope.records import (
 from inferscope.ring.layout import STARTS_KEYFRAME, Identity
 from inferscope.ring.writer import RingWriter
 from tests.collector.scripts import MS, START_NS, Finals, Script
-from tests.collector.walls import Counted, Wall, told
+from tests.collector.walls import Counted, Wall, reported
 
 GPU = "GPU-1234"
 SHAPE = Shape(4, 256, 4, 4, 64, 512, 1024, 16, 16, 16)
@@ -149,7 +149,7 @@ class Train:
             Counted(each.start_ns, each.end_ns, each.values["sm_active_share"])
             for each in self.samples
         ]
-        self.samples, self.stamped = [], told(wall, windows, error_ns=error_ns, lag_ns=lag_ns)
+        self.samples, self.stamped = [], reported(wall, windows, error_ns=error_ns, lag_ns=lag_ns)
         return self
 
     def sampled(self) -> list[Record]:

@@ -52,7 +52,7 @@ def anchor(wall: Wall, at_ns: int, *, error_ns: int = 0, draw: random.Random) ->
     return Clock(told_ns, wall.real_ns(at_ns), error_ns=error_ns, host_ns=at_ns + wrong_ns)
 
 
-def told(
+def reported(
     wall: Wall,
     windows: Sequence[Counted],
     *,

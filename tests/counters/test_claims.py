@@ -33,7 +33,7 @@ sys.stdin.read()
 """
 
 
-def test_a_device_has_one_sampler_and_the_second_is_told_which(tmp_path: Path) -> None:
+def test_device_has_one_sampler_and_the_second_names_it(tmp_path: Path) -> None:
     first, second = Claims(tmp_path), Claims(tmp_path)
     first.take("GPU-1")
     first.take("GPU-1")
@@ -86,7 +86,7 @@ def test_a_session_is_one_for_all_folders_and_users_and_goes_with_its_process(
     device: str, uid: int
 ) -> None:
     if uid != os.getuid() and os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can switch to another user")
     with child(
         [sys.executable, "-c", HOLD_SESSION, device, str(uid)],
         stdin=subprocess.PIPE,
@@ -109,7 +109,7 @@ def test_a_session_is_one_for_all_folders_and_users_and_goes_with_its_process(
     claims.close()
 
 
-def test_a_session_that_is_taken_is_told_so_where_the_kernel_names_nobody(
+def test_taken_session_is_refused_where_the_kernel_lists_no_holder(
     device: str, tmp_path: Path
 ) -> None:
     first, second = SessionClaims(), SessionClaims(tmp_path / "none")

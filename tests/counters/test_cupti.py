@@ -177,7 +177,7 @@ print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libnvper
 
 
 @needs_library
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
 def test_what_root_alone_may_read_is_all_loaded_before_root_is_given_up(tmp_path: Path) -> None:
     mine = Path(shutil.copy(LIBRARY, tmp_path))
     for name in ("libnvperf_host.so", "libnvperf_target.so"):
@@ -240,7 +240,7 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "is_allowed"),
     [("RmProfilingAdminOnly: 1", False), ("RmProfilingAdminOnly: 0", True), ("Other: 1", None)],
 )
-def test_who_may_profile_is_known_from_the_driver_or_not_at_all(
+def test_right_to_profile_is_read_from_the_driver_or_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, is_allowed: bool | None
 ) -> None:
     monkeypatch.setattr(cupti, "may_use_counters", lambda: False)  # a user who is not root
@@ -275,7 +275,7 @@ def pm(said: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:
     )
 
 
-def test_a_device_that_somebody_profiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_in_use_by_a_profiler_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupti, "named", lambda names: {"nv-hostengine": 812, "nsys": 4})
     monkeypatch.setattr(cupti_pm, "may_profile", lambda: True)
     with pytest.raises(Unavailable, match=r"nv-hostengine \(process 812\).*would blank") as refused:
@@ -296,7 +296,7 @@ def test_without_a_library_there_is_one_line() -> None:
     source.close()
 
 
-def test_many_windows_together_add_amounts_up_and_weigh_shares_by_time() -> None:
+def test_windows_sum_amounts_and_weight_shares_by_time() -> None:
     columns = {"dram_read_bytes": (1.0, 2.0, 3.0), "sm_active_share": (1.0, 0.0, 0.5)}
     values = whole(columns, [0, 10, 40], [10, 40, 50])
     assert values == {"dram_read_bytes": 6.0, "sm_active_share": (10 + 5) / 50}

@@ -52,7 +52,7 @@ def source(server: PageServer, *, wanted: tuple[str, ...] = ()) -> DcgmSource:
 
 
 @pytest.mark.parametrize("is_typed", [True, False])
-def test_a_page_is_told_in_our_words_and_units(server: PageServer, is_typed: bool) -> None:
+def test_page_is_read_in_our_keys_and_units(server: PageServer, is_typed: bool) -> None:
     server.content = page(0.4, 1000, is_typed=is_typed)
     reader = source(server)
     (opened,) = reader.open(5 * SECOND)
@@ -102,7 +102,7 @@ def test_a_page_of_other_devices_is_none_of_ours(server: PageServer) -> None:
         source(server).open(0)
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_missing_exporter_is_one_line() -> None:
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"no dcgm-exporter answers at http://127.0.0.1:1/metr"):
         DcgmSource(NoClaims(), period_ns=1, url="http://127.0.0.1:1/metrics").open(0)

@@ -49,9 +49,7 @@ def test_a_device_is_named_and_each_thing_it_lacks_comes_with_what_would_give_it
 
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize("asked", ["nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMaxClockInfo"])
-def test_a_device_that_is_lost_is_one_row_with_the_reason_and_the_rest_is_told(
-    play: Play, asked: str
-) -> None:
+def test_lost_device_is_one_row_with_the_reason_beside_the_others(play: Play, asked: str) -> None:
     sick = Recording.of(H200)
     sick.fails[asked] = int(pynvml.NVML_ERROR_GPU_IS_LOST)
     play(sick)
@@ -64,7 +62,7 @@ def test_a_device_that_is_lost_is_one_row_with_the_reason_and_the_rest_is_told(
 
 
 @pytest.mark.usefixtures("_driver")
-def test_a_binding_older_than_gpm_is_told_apart_from_a_device_without_it(
+def test_binding_without_gpm_differs_from_device_without_gpm(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = Recording.of(H200)
@@ -157,7 +155,7 @@ def test_the_right_to_profile_is_claimed_only_where_it_is_known(
 
 
 @pytest.mark.usefixtures("_driver")
-def test_who_may_hold_the_counters_is_to_be_stopped_or_vouched_for(
+def test_possible_counter_holder_is_named_with_both_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "may_profile", lambda: True)
@@ -181,7 +179,7 @@ def test_a_calibration_is_of_one_driver_and_of_its_clocks() -> None:
     assert "not calibrated" in other.found
 
 
-def test_a_machine_without_a_driver_is_told_how_to_get_one_and_amds_that_it_cannot(
+def test_missing_driver_has_a_remedy_and_amd_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "has_nvidia", lambda: False)

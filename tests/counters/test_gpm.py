@@ -70,7 +70,7 @@ def test_each_instance_of_a_divided_device_is_sampled_by_itself(play: Play) -> N
     assert "nvmlGpmSampleGet" not in recording.calls
 
 
-def test_an_older_device_is_told_where_to_look_instead(play: Play) -> None:
+def test_device_without_gpm_names_the_alternative(play: Play) -> None:
     recording = play()
     recording.told["devices"][0] |= {"has_gpm": False, "name": "NVIDIA A100"}
     with pytest.raises(Unavailable, match=r"NVIDIA A100 has no GPM.*--counters dcgm"):

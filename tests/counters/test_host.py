@@ -43,7 +43,7 @@ class Engine:
         return self.process.stdout.readline().strip()
 
     def burn(self, seconds: float) -> float:
-        """Use so much processor time; return how much it has had in all."""
+        """Use this much CPU time; return the process's total."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()

@@ -27,7 +27,7 @@ def source(folder: Path, *, wanted: tuple[str, ...] = ()) -> NvmlSource:
 
 
 def replay(recording: Recording, folder: Path, *, turns: int) -> list[CounterSample]:
-    """Return all that is told over some turns, the facts first."""
+    """Return all samples of some turns, the facts first."""
     reader = source(folder)
     told = reader.open(0)
     for turn in range(1, turns):
@@ -41,7 +41,7 @@ def with_values(told: list[CounterSample]) -> list[CounterSample]:
     return [one for one in told if one.values and "xid" not in one.values]
 
 
-def test_a_recorded_device_is_told_in_our_words_and_units(play: Play, tmp_path: Path) -> None:
+def test_recorded_device_is_read_in_our_keys_and_units(play: Play, tmp_path: Path) -> None:
     told = replay(play(), tmp_path, turns=8)
     opened, *samples = told
     assert opened.facts["name"] == "NVIDIA H200"
@@ -96,9 +96,7 @@ def test_what_a_device_refuses_is_absent_and_not_asked_again(play: Play, tmp_pat
     assert recording.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
-def test_a_device_that_is_lost_is_told_once_and_so_is_its_return(
-    play: Play, tmp_path: Path
-) -> None:
+def test_lost_device_is_reported_once_and_so_is_its_return(play: Play, tmp_path: Path) -> None:
     recording = play()
     second = copy.deepcopy(recording.told["devices"][0])
     second["uuid"] = "GPU-other"
@@ -148,10 +146,10 @@ def test_an_error_of_the_device_is_a_fact_of_its_window(play: Play, tmp_path: Pa
     assert (xid.device_uuid, xid.start_ns, xid.end_ns) == (UUID, 8 * PERIOD, 9 * PERIOD)
 
 
-def who(
+def process_values(
     play: Play, folder: Path, monkeypatch: pytest.MonkeyPatch, *, sees_host: bool
 ) -> dict[str, float]:
-    """Return what is said of a process that is nobody's, after a second."""
+    """Return the values about a process of no engine after a second."""
     monkeypatch.setattr(module, "sees_host", lambda: sees_host)
     recording = play()
     recording.processes = {STRANGER: 2 << 30, os.getpid(): 1 << 20}
@@ -160,20 +158,20 @@ def who(
     return with_values(replay(recording, folder, turns=12))[9].values
 
 
-def test_a_process_of_nobody_is_foreign_where_the_host_is_seen(
+def test_process_of_no_engine_is_foreign_in_the_host_namespace(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = who(play, tmp_path, monkeypatch, sees_host=True)
+    values = process_values(play, tmp_path, monkeypatch, sees_host=True)
     assert values["num_processes"] == 1  # the sampler itself is none
     assert values["num_foreign"] == 1
     assert values["foreign_memory_bytes"] == 2 << 30
     assert values["foreign_busy_share"] == 0.4
 
 
-def test_nobody_is_accused_where_the_host_is_not_seen(
+def test_no_process_is_foreign_outside_the_host_namespace(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = who(play, tmp_path, monkeypatch, sees_host=False)
+    values = process_values(play, tmp_path, monkeypatch, sees_host=False)
     assert values["num_processes"] == 1
     assert not [word for word in values if "foreign" in word]
 

@@ -33,7 +33,7 @@ from tests.probe.fakes import FakeClock, records
 INTERVAL = 500_000
 PERIOD = 100_000_000
 UUID = f"GPU-{uuid.uuid4()}"
-"""That no other run of these tests has a session on."""
+"""UUID of a device on which no other run of these tests has a session."""
 OTHERS = {
     "gpc_clock_mhz": 1.98e9, "sys_clock_mhz": 1.6e9, "dram_clock_mhz": 3.2e9,
     "pcie_read_bytes": 512.0, "pcie_write_bytes": 1024.0,
@@ -41,7 +41,7 @@ OTHERS = {
 }  # fmt: skip
 """What CUPTI says of words that no step is joined to: in its units, per window."""
 WALL_NS = 5
-"""That FakeClock's wall clock is ahead by."""
+"""Offset of FakeClock's wall clock in nanoseconds."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ToyCupti:
     """Stands where a loaded library does; a window is a start, an end and its metrics' values.
 
     Attributes:
-        windows: that the device has filled and nobody has decoded.
+        windows: completed windows that are not decoded yet.
         fails: functions that fail, with which code.
         calls: functions, in the order in which they were called.
     """
@@ -142,7 +142,7 @@ class Stage:
         )
 
     def fill(self, num: int, *, from_ns: int, read_bytes: float = 1e6, sm: float = 50.0) -> int:
-        """Have the device fill windows by the wall clock; return when the last ended, by ours."""
+        """Complete windows by the wall clock; return the monotonic end of the last one."""
         for i in range(num):
             start_ns = from_ns + WALL_NS + i * INTERVAL
             values = (read_bytes, 5e5, sm, 99.0, 80.0, 10.0, *OTHERS.values())
@@ -362,7 +362,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
         stage.source.open(0)
     assert "\n" not in str(refused.value)
     another = Stage()
-    another.source.open(0)  # the device is nobody's
+    another.source.open(0)  # the device is free
     another.source.close()
     stage.source.close()
     made = stage.toy.calls.count("cuptiProfilerHostInitialize")
@@ -376,7 +376,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
         (layout.ERROR_UNKNOWN, "sampling of GPU-[-0-9a-f]+ stopped"),
     ],
 )
-def test_a_session_that_breaks_off_is_told(stage: Stage, code: int, said: str) -> None:
+def test_failed_session_is_reported(stage: Stage, code: int, said: str) -> None:
     stage.toy.fails = {"cuptiPmSamplingDecodeData": code}
     with pytest.raises(Unavailable, match=said):
         stage.read()

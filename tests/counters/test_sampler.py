@@ -32,7 +32,7 @@ wanted = ("CapEff:", "CapPrm:", "NoNewPrivs:")
 print(os.getuid(), os.geteuid(), os.getgroups(), *(line.split()[1] for line in status
       if line.startswith(wanted)))
 """
-is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another user")
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -56,13 +56,13 @@ def until(is_so: Callable[[], object], *, patience_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def told(folder: Path) -> list[CounterSample]:
+def samples_of(folder: Path) -> list[CounterSample]:
     return [one for path in sampler_rings(folder) for one in of(CounterSample, path)]
 
 
 def test_a_sampler_has_a_private_ring_and_says_goodbye(start: Start, tmp_path: Path) -> None:
     sampler = start("--counters", "host")
-    until(lambda: any(one.facts for one in told(tmp_path)))
+    until(lambda: any(one.facts for one in samples_of(tmp_path)))
     (path,) = sampler_rings(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -75,19 +75,19 @@ def test_a_sampler_has_a_private_ring_and_says_goodbye(start: Start, tmp_path: P
     reader.close()
 
 
-def test_a_second_sampler_says_who_is_first_and_takes_over_when_it_ends(
+def test_second_sampler_names_the_first_and_takes_over_when_it_exits(
     start: Start, tmp_path: Path
 ) -> None:
     first = start("--counters", "host")
-    until(lambda: any(one.facts for one in told(tmp_path)))
+    until(lambda: any(one.facts for one in samples_of(tmp_path)))
     second = start("--counters", "host")
-    until(lambda: any(one.reason for one in told(tmp_path)))
-    (refused,) = [one for one in told(tmp_path) if one.reason]
+    until(lambda: any(one.reason for one in samples_of(tmp_path)))
+    (refused,) = [one for one in samples_of(tmp_path) if one.reason]
     assert refused.reason == (
         f"process {first.pid} samples host already; this sampler takes over when it exits."
     )
     first.kill()
-    until(lambda: len([one for one in told(tmp_path) if one.facts]) == 2)
+    until(lambda: len([one for one in samples_of(tmp_path) if one.facts]) == 2)
     assert second.stderr is not None
     said = []
     for line in second.stderr:
@@ -101,7 +101,7 @@ def test_a_second_sampler_says_who_is_first_and_takes_over_when_it_ends(
 def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start, tmp_path: Path) -> None:
     with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as companion:
         sampler = start("--counters", "host", "--beside", str(companion.pid))
-        until(lambda: any(one.facts for one in told(tmp_path)))
+        until(lambda: any(one.facts for one in samples_of(tmp_path)))
         assert sampler.poll() is None
     assert sampler.wait(60) == 0
 
@@ -131,9 +131,9 @@ def test_what_is_no_source_and_no_time_is_refused(options: list[str], tmp_path: 
 
 
 def test_an_engine_that_does_not_run_is_not_sampled_for(tmp_path: Path) -> None:
-    done = inferscope("sampler", "--for", "nobody", rings=tmp_path)
+    done = inferscope("sampler", "--for", "absent", rings=tmp_path)
     assert done.returncode == 1
-    assert "no engine nobody runs" in done.stderr
+    assert "no engine absent runs" in done.stderr
 
 
 PERFMON, SYS_ADMIN = "cap_perfmon", "cap_sys_admin"

@@ -68,7 +68,7 @@ def test_late_turns_leave_the_schedule_as_it_was(
         stage.clock.now_ns = due_ns + late
 
 
-def test_a_lost_source_is_told_once_closed_and_tried_again(stage: Stage) -> None:
+def test_lost_source_is_reported_once_closed_and_retried(stage: Stage) -> None:
     stage.until(stage.clock.now_ns + 5 * PERIOD)
     stage.source.lost = "the driver is gone."
     lost_ns = stage.clock.now_ns
@@ -94,7 +94,7 @@ def test_a_source_is_asked_ever_more_seldom_but_never_given_up(stage: Stage) -> 
     assert waits_ns[-1] == LONGEST_BACKOFF_NS
 
 
-def test_another_reason_is_told_too(stage: Stage) -> None:
+def test_changed_reason_is_reported(stage: Stage) -> None:
     for reason in ("one.", "one.", "another."):
         stage.source.lost = reason
         stage.clock.now_ns = stage.turns.turn(stage.clock.now_ns)
@@ -108,7 +108,7 @@ def test_a_fault_of_ours_ends_one_source_and_no_more(stage: Stage) -> None:
     assert stage.said == ["toy: failed: ZeroDivisionError: a fault of ours"]
 
 
-def test_a_call_that_hangs_is_told_by_whoever_looks(tmp_path: Path) -> None:
+def test_hung_call_is_reported_by_the_check(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     entered, let_go = threading.Event(), threading.Event()
 

@@ -42,7 +42,7 @@ UUID = "GPU-6f2a1c3e-58d4-4b7a-9c1e-2f0d3b5a7e91"
 SAMPLER = 99
 
 
-def told_by(folder: Path, recording: Recording, *, turns: int) -> list[CounterSample]:
+def folded_from(folder: Path, recording: Recording, *, turns: int) -> list[CounterSample]:
     """Return all that the source tells over some turns, or until it is lost."""
     source = NvmlSource(folder, NoClaims(), period_ns=PERIOD)
     told = source.open(START_NS)
@@ -88,13 +88,11 @@ def metrics(collector: Collector) -> dict[str, dict[tuple[str, ...], float]]:
     }
 
 
-def test_reasons_and_errors_of_the_recorded_device_reach_all_who_tell_of_it(
-    play: Play, tmp_path: Path
-) -> None:
+def test_throttle_reasons_and_errors_reach_every_output(play: Play, tmp_path: Path) -> None:
     recording = play()
     turns = recording.told["devices"][0]["turns"][:10]
     capped_s = sum(turn["event_reasons"] == 4 for turn in turns[1:]) * PERIOD / 1e9
-    collector = folded(told_by(tmp_path, recording, turns=10))
+    collector = folded(folded_from(tmp_path, recording, turns=10))
     told = metrics(collector)
     throttle = told["inferscope_throttle_seconds"]
     assert throttle[UUID, "power_cap"] == capped_s == 0.4
@@ -112,10 +110,8 @@ def test_reasons_and_errors_of_the_recorded_device_reach_all_who_tell_of_it(
     assert row["xids"] == {"fallen_off_the_bus": 1}
 
 
-def test_of_a_device_that_nobody_samples_there_is_no_family_and_nothing_is_zero(
-    play: Play, tmp_path: Path
-) -> None:
-    samples = told_by(tmp_path, play(), turns=10)
+def test_unsampled_device_has_no_family_and_no_zero(play: Play, tmp_path: Path) -> None:
+    samples = folded_from(tmp_path, play(), turns=10)
     for collector in (folded([]), folded(samples, uuid="another"), folded(samples, uuid="")):
         assert health_of(collector) is None
         assert (
@@ -133,7 +129,7 @@ def test_a_driver_that_tells_of_no_errors_is_not_said_to_have_none(
 ) -> None:
     recording = play()
     recording.unsupported = {refused}
-    samples = told_by(tmp_path, recording, turns=8)
+    samples = folded_from(tmp_path, recording, turns=8)
     assert samples[0].facts["xid"].startswith("unknown: the driver")
     collector = folded(samples)
     health = health_of(collector)
@@ -149,15 +145,13 @@ def test_a_driver_without_reasons_has_errors_only(play: Play, tmp_path: Path) ->
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetCurrentClocksThrottleReasons",
     }
-    collector = folded(told_by(tmp_path, recording, turns=8))
+    collector = folded(folded_from(tmp_path, recording, turns=8))
     assert health_of(collector) == DeviceHealth(xids={})
     assert "inferscope_throttle_seconds" not in metrics(collector)
     assert set(metrics(collector)["inferscope_xid_errors"].values()) == {0}
 
 
-def test_the_last_word_of_the_only_device_is_heard_when_it_is_lost(
-    play: Play, tmp_path: Path
-) -> None:
+def test_last_xid_of_a_lost_device_is_reported(play: Play, tmp_path: Path) -> None:
     recording = play()
     turns = recording.told["devices"][0]["turns"]
     del turns[9]["xid"]
@@ -175,12 +169,12 @@ def test_the_last_word_of_the_only_device_is_heard_when_it_is_lost(
     assert len([one for one in told if "GPU is lost" in one.reason]) == 1
 
 
-def test_an_error_is_its_devices_and_nobody_elses(play: Play, tmp_path: Path) -> None:
+def test_error_belongs_to_its_device_only(play: Play, tmp_path: Path) -> None:
     recording = play()
     second = copy.deepcopy(recording.told["devices"][0])
     second["uuid"] = "GPU-other"
     recording.told["devices"].append(second)
-    samples = told_by(tmp_path, recording, turns=10)
+    samples = folded_from(tmp_path, recording, turns=10)
     first, other = (health_of(folded(samples, uuid=uuid)) for uuid in (UUID[4:], "GPU-other"))
     assert first is not None
     assert other is not None
@@ -191,7 +185,7 @@ def test_an_error_is_its_devices_and_nobody_elses(play: Play, tmp_path: Path) ->
 def test_what_befalls_a_divided_device_befalls_its_instances(play: Play, tmp_path: Path) -> None:
     recording = play()
     recording.told["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
-    samples = told_by(tmp_path, recording, turns=10)
+    samples = folded_from(tmp_path, recording, turns=10)
     health = health_of(folded(samples, uuid="", mig_uuid="MIG-two"))
     assert health is not None
     assert health.xids == {"fallen_off_the_bus": 1}
@@ -204,7 +198,7 @@ def window(begin: float, end: float, bits: int) -> CounterSample:
     return CounterSample(to_ns, UUID, from_ns, to_ns, "nvml", values)
 
 
-def test_time_that_was_told_twice_counts_once_and_gaps_count_for_nothing() -> None:
+def test_overlapping_reports_count_once_and_gaps_not_at_all() -> None:
     samples = [
         window(0, 1, 0x20),
         window(0, 1, 0x20),

@@ -1,4 +1,4 @@
-"""A source that does as it is told, and a tape to write it on."""
+"""A scripted source, and a ring to write its samples to."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Ask:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether it was answered to the end."""
+        """Return whether the response was complete."""
         return self.status == 200 and self.give_up_after is None
 
 
@@ -61,12 +61,12 @@ def mixed_asks(
         give_up = 4 if number % 8 == 6 and body["stream"] else None
         asks.append(Ask(f"ask-{seed}-{number}", body, give_up))
     asks.append(Ask(f"ask-{seed}-long", {"model": "tiny", "prompt": [7] * 4000, "max_tokens": 4}))
-    asks.append(Ask(f"ask-{seed}-lost", {"model": "nobody", "prompt": "x", "max_tokens": 4}))
+    asks.append(Ask(f"ask-{seed}-lost", {"model": "absent", "prompt": "x", "max_tokens": 4}))
     return asks
 
 
 def ask_all(url: str, asks: list[Ask], *, at_once: int, path: str = "/v1/completions") -> None:
-    """Ask, so many at a time, while somebody else looks after the server's health."""
+    """Send requests with bounded concurrency while another task checks the server's health."""
     asyncio.run(_ask_all(url, asks, at_once, path))
 
 

@@ -75,7 +75,7 @@ def fold(rings: Path) -> Folded:
 
 
 def is_paused(rings: Path) -> bool:
-    """Tell what the rings of a living engine say of it now."""
+    """Fold the rings of a running engine."""
     source = open_source(rings)
     catch_up(source, patience_s=60)
     (view,) = source.snapshot(10**10).engines

@@ -12,7 +12,7 @@ DELAY_S = 0.2
 
 
 def slow_down(module: ModuleType) -> None:
-    """Have texts take their time in front of the real tokeniser."""
+    """Delay texts in front of the real tokeniser."""
     manager: Any = vars(module)["TokenizerManager"]
     original = manager._tokenize_texts
     switch = Path(os.environ["SLOW_TOKENISER"])

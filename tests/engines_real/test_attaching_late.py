@@ -85,7 +85,7 @@ def test_a_running_process_is_observed_from_outside(
     assert process.poll() is None
 
 
-def test_where_it_is_forbidden_the_command_to_start_it_with_is_told(
+def test_forbidden_attach_names_the_command_to_start_with(
     process: subprocess.Popen[bytes], environment: dict[str, str]
 ) -> None:
     told = _inferscope(

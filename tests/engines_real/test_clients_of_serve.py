@@ -1,4 +1,4 @@
-"""Load clients that nobody here wrote, unmodified, against `inferscope serve`."""
+"""Third-party load clients, unmodified, against `inferscope serve`."""
 
 from __future__ import annotations
 

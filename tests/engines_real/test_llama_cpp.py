@@ -132,7 +132,7 @@ RUN = (sys.executable, "-m", "inferscope", "run", "--")
 @pytest.mark.conformance("llama-cpp-python", "offline, without a server")
 @pytest.mark.conformance("llama-cpp-python", "the same answers with and without the probe")
 @pytest.mark.parametrize(("how", "by"), [("observe", ()), ("run", RUN)], ids=["observe", "run"])
-def test_every_token_of_a_real_llama_is_told_and_answers_stay(
+def test_every_token_of_a_real_llama_is_recorded_and_answers_stay(
     how: str, by: tuple[str, ...], model: Path, tmp_path: Path
 ) -> None:
     rings, said = _program(tmp_path, str(model), json.dumps(CALLS), how, "plain", by=by)

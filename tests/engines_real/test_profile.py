@@ -27,7 +27,7 @@ _PATIENCE_S = 240.0
 
 
 def profile(folder: Path, pid: int) -> dict[str, Any]:
-    """Profile as a user would, by the pid of the command that was started; return what is told."""
+    """Profile as a user would, by the PID of the started command; return the output."""
     out = folder / "profile.json"
     done = subprocess.run(
         [
@@ -97,7 +97,7 @@ def under_load(ask: Callable[[int], None]) -> Iterator[None]:
 
 @needs_vllm
 @pytest.mark.conformance("vLLM", "`inferscope profile PID`")
-def test_a_vllm_worker_s_operations_are_told_by_phase(tmp_path: Path) -> None:
+def test_vllm_worker_operations_are_listed_by_phase(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         ask_all(server.url, streams("before", 2, tokens=60), at_once=2)
         asks: list[Ask] = []
@@ -118,7 +118,7 @@ def test_a_vllm_worker_s_operations_are_told_by_phase(tmp_path: Path) -> None:
 
 @pytest.mark.conformance("transformers", "`inferscope profile PID`")
 @pytest.mark.parametrize("options", [transformers.BATCHING, ()], ids=["batching", "generate"])
-def test_a_transformers_server_s_operations_are_told_by_phase(
+def test_transformers_server_operations_are_listed_by_phase(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     if reason := transformers.reason():

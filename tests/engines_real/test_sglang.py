@@ -175,7 +175,7 @@ def test_every_token_is_accounted_for_under_a_mixed_load(tmp_path: Path) -> None
     record = tmp_path / "run.isr"
     with serving(tmp_path, "--max-total-tokens", "20000", record=record) as server:
         answers, left = asyncio.run(_mixed_load(server))
-        time.sleep(4)  # whoever left is noticed with the next output, then by SGLang's own poll
+        time.sleep(4)  # a disconnect is noticed with the next output, then by SGLang's own poll
         rows = server.export(tmp_path / "out.jsonl")
         requests = {row["request"]: row for row in rows if row["kind"] == "request"}
         run = next(row for row in rows if row["kind"] == "run")

@@ -36,7 +36,7 @@ _LONG = 150
 _PATIENCE_S = START_S / 12
 """Until a process of the server has done what it was asked for."""
 _SILENCE_S = 7.0
-"""That a process was killed is known by its silence, after 5 s."""
+"""Time in seconds after which a killed process is detected by its silence."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,7 +57,7 @@ class Saboteur:
         self.environment = {"PYTHONPATH": path, "FAULTS": str(self._order)}
 
     def order(self, hook: str, server: Server) -> None:
-        """Have this hook fail from now on, in the core and in the front end, whoever has it."""
+        """Make this hook fail from now on, in the core and in the front end."""
         written = self._order.with_suffix(".new")
         written.write_text(hook)
         written.replace(self._order)
@@ -187,7 +187,7 @@ async def _dying(server: Server, victim: int) -> None:
 
 @pytest.mark.conformance("SGLang", "`kill -9` of the front end")
 @pytest.mark.parametrize("victim", ["frontend", "detokenizer"])
-def test_whoever_is_killed_what_was_in_flight_is_told_as_lost(tmp_path: Path, victim: str) -> None:
+def test_requests_in_flight_in_a_killed_process_are_lost(tmp_path: Path, victim: str) -> None:
     # SGLang sees that its detokenizer is gone, and takes its time to dump what it can.
     patience = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0"}
     with serving(tmp_path, "--max-total-tokens", "20000", **patience) as server:

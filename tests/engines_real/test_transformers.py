@@ -172,7 +172,7 @@ def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any
             # The client may have read the last byte before the server's send returned.
             assert row["delivered_ns"] <= ask.ended_ns + _SEND_NS
         else:
-            # What was made between the client's leaving and the engine's notice reached nobody.
+            # Tokens between the client's disconnect and its detection were not delivered.
             assert told.surplus(ask.name) >= 0
             assert row["finish"] == "client_cancel"
             assert 0 < row["output_tokens"] < ask.max_tokens
@@ -189,7 +189,7 @@ def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any
 @pytest.mark.parametrize(
     "options", [pytest.param(BATCHING, marks=MIXED), ()], ids=["batching", "generate"]
 )
-def test_a_served_request_is_told_from_its_first_byte_to_its_last(
+def test_served_request_is_recorded_from_first_byte_to_last(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
     asks = [

@@ -56,7 +56,7 @@ def test_preempted_requests_are_counted_to_the_token(tmp_path: Path) -> None:
             )
         ]
         ask_all(server.url, long, at_once=1)
-        time.sleep(1)  # the core is told by the front end; stopped before, it says nothing
+        time.sleep(1)  # the front end informs the core; a core stopped before that writes no record
         assert stop(server) == 0
     lines = export(server)
     seen = hold_to_the_laws(lines, asks + long)

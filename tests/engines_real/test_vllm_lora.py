@@ -15,7 +15,7 @@ from tests.engines_real.vllm_server import CHECKPOINT, export, needs_vllm, servi
 pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(300)]
 
 MODELS = {"sql": "sql", "legal": "legal", "tiny": ""}
-"""By the name under which a model is asked for, its adapter."""
+"""Adapter by the requested model name."""
 
 
 @pytest.mark.conformance("vLLM", "LoRA adapters")

@@ -184,7 +184,7 @@ def test_vllms_own_histograms_differ_by_what_they_leave_out(day: Day) -> None:
     more_ms = {name: ours_ms[name] - theirs for name, theirs in day.theirs_ms.items()}
     print(f"\nmeans: ours {ours_ms}, vLLM's {day.theirs_ms} ms")  # noqa: T201
     print(f"ours more {more_ms}, unread {unread_ms} ms")  # noqa: T201
-    assert ours_ms["queue"] > 20, "nobody had to wait: nothing is compared"
+    assert ours_ms["queue"] > 20, "no request had to wait: nothing is compared"
     # Theirs begin after the body was parsed and end when the front end has a step's outputs.
     assert 0 < more_ms["ttft"] < 50
     assert 0 < more_ms["e2e"] < 50
@@ -195,7 +195,7 @@ def test_vllms_own_histograms_differ_by_what_they_leave_out(day: Day) -> None:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the client needs a core of its own")
 @pytest.mark.conformance("vLLM", "client's clock and ours within [0, 5 ms]")
 def test_a_clients_clock_is_later_than_ours_by_little(day: Day) -> None:
-    """Nobody reads before it is written, and with a core at hand both take little time."""
+    """No read precedes its write, and with a free core both are short."""
     asked = {"one": day.single, "four": day.few, "twelve": day.crowd}
     apart = {name: agreement(day.lines, asks) for name, asks in asked.items()}
     for name, values in apart.items():

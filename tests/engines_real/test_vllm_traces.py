@@ -20,7 +20,7 @@ CLIENT = {
     "traced": ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"),
     "another": ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"),
 }
-"""By the client's request id, its trace and the span from which it asked."""
+"""Trace and parent span by the client's request ID."""
 BODIES: dict[str, dict[str, Any]] = {
     "traced": {
         "max_tokens": 4,

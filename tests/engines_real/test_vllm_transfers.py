@@ -55,7 +55,7 @@ def _ask(server: Server, name: str, **body: Any) -> dict[str, Any]:
 
 
 def _route(prefill: Server, decode: Server, name: str, prompt: list[int]) -> dict[str, Any]:
-    """Have one server compute a prompt and the other go on with it, as a router does."""
+    """Prefill on one server and decode on the other, as a router does."""
     wanted = {"do_remote_decode": True, "do_remote_prefill": False}
     first = _ask(prefill, name, prompt=prompt, max_tokens=1, kv_transfer_params=wanted)
     where = first["kv_transfer_params"]
@@ -63,7 +63,7 @@ def _route(prefill: Server, decode: Server, name: str, prompt: list[int]) -> dic
 
 
 @pytest.mark.conformance("vLLM", "KV transfers between workers")
-def test_the_wait_for_another_servers_blocks_is_told(tmp_path: Path) -> None:
+def test_wait_for_transferred_blocks_is_recorded(tmp_path: Path) -> None:
     port = _free_port()
     nixl = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "UCX_TLS": SOCKETS}
     prefill_port = {**nixl, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}

@@ -1,4 +1,4 @@
-"""A random LoRA adapter for the tiny checkpoint, as PEFT writes one, and what is told of it."""
+"""A random LoRA adapter for the tiny checkpoint, as PEFT writes one, with its metadata."""
 
 from __future__ import annotations
 

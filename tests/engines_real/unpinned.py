@@ -11,7 +11,7 @@ from typing import Any
 
 
 def unpin(module: ModuleType) -> None:
-    """Have torch make tensors that are not pinned."""
+    """Make torch allocate unpinned tensors."""
     import torch
 
     def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:

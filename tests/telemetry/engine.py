@@ -122,11 +122,11 @@ def asks(run: str, rate_s: float, num: int) -> list[PlannedRequest]:
 
 
 def let_go(_: object) -> None:
-    """Let go of how a request went: the collector tells."""
+    """Discard the result of a request: the collector reports it."""
 
 
 def say(word: str) -> None:
-    """Tell the test."""
+    """Print a line for the test."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

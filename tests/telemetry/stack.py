@@ -1,4 +1,4 @@
-"""A real Prometheus, a real Alertmanager and a webhook that keeps what it is told."""
+"""A real Prometheus, a real Alertmanager and a webhook that stores its notifications."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Webhook:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
+                """Suppress the log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -78,7 +78,7 @@ def alertmanager(folder: Path, routes: str, webhook: Webhook) -> Iterator[str]:
     Args:
         folder: to write in.
         routes: the generated configuration; its two addresses become the webhook's.
-        webhook: who is told.
+        webhook: receiver of notifications.
     """
     program = debian.alertmanager()
     for example in (PAGE_URL, TICKET_URL):

@@ -5,7 +5,7 @@
        └────────── why <── request <───┘
 
 A second engine has the same load, the same objective and the same rules, and no fault: of that one
-nobody is told anything. Windows are divided by SCALE; what an engine and a collector need is not.
+no notification is sent. Windows are divided by SCALE; the times of engine and collector are not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAULTY, CALM = "under-test", "beside-it"
 MODELS = {FAULTY: "builtin", CALM: "calm"}
 """As they are served, by engine; it is the same model."""
 THRESHOLD_S = 2.0
-"""Of a first token: a hundred times of what it takes here, for machines that are busy."""
+"""TTFT threshold: a hundred times the usual value here, for busy machines."""
 OBJECTIVES = f"""
 slos:
   - {{metric: ttft, threshold: {THRESHOLD_S:g}s, objective: 99%, window: 30d, model: builtin}}
@@ -57,7 +57,7 @@ _CONFIG = """\
 pins: off
 slo: {slos}
 """
-"""Of traces those alone that missed an objective."""
+"""Configuration that keeps only traces of missed objectives."""
 NUM_LOST = 7
 """Fewer than the floor of a page."""
 TWO_SCRAPES_S = 30.0
@@ -216,13 +216,13 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
         assert len(all_of_it.webhook.of("/page")) == 1
         assert all_of_it.webhook.of("/page", "resolved") == []
 
-        # The engine that was killed meanwhile lost what it had in flight, and that is no page.
+        # The killed engine lost its requests in flight, which does not page.
         assert lost() == NUM_LOST
         assert all_of_it.requests("bad", FAULTY, "availability") == 0
-        nobody_is_told_of_the_other(all_of_it, since_s=began_s)
+        no_notification_of_the_other(all_of_it, since_s=began_s)
 
 
-def nobody_is_told_of_the_other(running: Stack, *, since_s: float) -> None:
+def no_notification_of_the_other(running: Stack, *, since_s: float) -> None:
     """Hold that the engine without a fault was silent, for longer than the long window."""
     eventually(lambda: time.monotonic() > since_s + LONG_S)
     time_s = time.monotonic() - since_s

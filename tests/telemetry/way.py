@@ -1,4 +1,4 @@
-"""The way from a page to a request, walked as somebody who was woken walks it.
+"""The way from a page to a request, followed as the engineer on call would.
 
     alert ──dashboard_url──> dashboard ──its graphs──> dots ──trace_id──> trace ──> request, engine
 
@@ -73,7 +73,7 @@ def drawn_with_dots(url: str, *, scrape_s: float) -> list[str]:
 
 
 def _unchosen(variable: Json) -> str:
-    """Return what a variable stands for until somebody chooses."""
+    """Return a variable's default value."""
     return str(variable["allValue"] if variable.get("includeAll") else variable.get("query"))
 
 
