@@ -34,7 +34,7 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = (
     "telemetry/test_end_to_end.py",
     "engine/server/test_processes.py",
-    "cli/test_past.py",
+    "cli/test_open_history.py",
     "collecting/test_scrape.py",
     "slo/test_rules.py",
     "cli/test_demo.py",

@@ -1,1 +1,1 @@
-"""The command line: one file per command, whose docstring is its help."""
+"""Command line: one module per command; the module's docstring is the command's help text."""

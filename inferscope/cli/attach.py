@@ -1,14 +1,16 @@
-"""Show a running engine live, opening with the history that its ring holds.
+"""Show the live screen of a running engine, with the history that its rings still hold.
 
-Without a target: the only engine alive; where there are several, a terminal asks which one, and
-otherwise they are listed. A target is a pid (of the engine, of what started it or of what it
-started), an engine's id, a model's name, the beginning of either, a recording (.isr), a ring
-(.ring) or a folder of rings; rings of dead processes are read like recordings. A server's address
-shows what its /metrics page says: totals, without a ledger.
+Without a target, the command attaches to the only running engine. If several run, it asks on a
+terminal which one to use, and lists them otherwise. A target is one of:
 
---since and --at open the past: [ and ] step through it, End goes to the present. Times are
-durations (-5m: five minutes before the end, or before now), the clock on the wall (14:02:07) or a
-date (2026-01-31T14:02).
+  pid          of the engine, of a process that started it, or of one that it started
+  name         an engine ID, a model name, or the beginning of either
+  file         a recording (.isr), a ring (.ring) or a folder of rings, of exited processes too
+  URL          a server that is not observed: totals from its /metrics page, without a ledger
+
+--since and --at open the history: [ and ] step through it, End returns to the present. A time is a
+duration (-5m: five minutes before now, or before a file's end), a time of day (14:02:07) or a date
+(2026-01-31T14:02).
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from inferscope.cli.counters import how_to_sample
+from inferscope.cli.arg_types import above_zero
+from inferscope.cli.counters import sampler_hint
 from inferscope.cli.engine_list import ask_which, list_json
-from inferscope.cli.moments import accept_minus, ago, into
-from inferscope.cli.numbers import above_zero
-from inferscope.cli.past import open_past
+from inferscope.cli.open_history import open_history
 from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
 from inferscope.cli.terminal import can_draw
+from inferscope.cli.time_args import accept_negative_times, at_time, since_time
 from inferscope.collector.history import HistorySource
 from inferscope.collector.snapshot import json_of
 from inferscope.collector.source import RecordingSource, RingSource, catch_up, open_source
@@ -37,27 +39,32 @@ _PATIENCE_S = 60.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    accept_minus(parser)
-    parser.add_argument("target", nargs="?", help="pid, model, engine id, file, folder or URL")
-    past = parser.add_argument_group("history")
-    past.add_argument(
-        "--since", type=ago, metavar="TIME", help="show only what reaches beyond it, and its past"
+    accept_negative_times(parser)
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="pid, model name, engine ID, file, folder or URL (default: the only running engine)",
     )
-    past.add_argument("--at", type=into, metavar="TIME", help="open on this moment, frozen")
+    past = parser.add_argument_group("history")
+    past.add_argument("--since", type=since_time, metavar="TIME", help="show history from TIME on")
+    past.add_argument("--at", type=at_time, metavar="TIME", help="open frozen at TIME")
     how = parser.add_argument_group("output")
-    how.add_argument("--once", action="store_true", help="print one look as text and leave")
-    how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
+    how.add_argument("--once", action="store_true", help="print one snapshot as text and exit")
+    how.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
     how.add_argument(
-        "--window", type=above_zero, help="seconds (default: 60, or what --since asks for)"
+        "--window",
+        type=above_zero,
+        metavar="SECONDS",
+        help="length of the window of rates and latencies (default: 60, or the span of --since)",
     )
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
-  inferscope attach                      the only engine that runs here
-  inferscope attach llama                the engine whose model's name begins so
+  inferscope attach                      the only engine running on this host
+  inferscope attach llama                the engine with a model name that begins with llama
   inferscope attach 41233 --once --json  one snapshot of a process, for a script
-  inferscope attach --since -5m          the last five minutes, of a server that was killed too
-  inferscope attach demo.isr --at 14:02  a recording, as the screen was then
-  inferscope attach http://gpu7:8000     a server that is not observed, by its /metrics
+  inferscope attach --since -5m          the last five minutes, even if the server was killed
+  inferscope attach demo.isr --at 14:02  a recording, opened at this time of day
+  inferscope attach http://gpu7:8000     a server that is not observed, from its /metrics page
 """
 
 
@@ -72,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     source: Source
     choose = _chooser(options)
     if options.since is not None or options.at is not None:
-        source, window_ns = open_past(
+        source, window_ns = open_history(
             options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
         )
     else:
@@ -100,29 +107,29 @@ def run(options: argparse.Namespace) -> int:
 def source_of(
     target: str | None, watch: RunSummarizer, choose: Choose | None = None
 ) -> RingSource | RecordingSource:
-    """Open what the user named, and have a watch sum it up.
+    """Open the source that a target names, and connect it to a run summarizer.
 
     Args:
-        target: as on the command line.
-        watch: is given what is final, for findings.
-        choose: asks which of several engines is meant; without it they are an error.
+        target: target as given on the command line.
+        watch: sink of the final records, for findings.
+        choose: function that picks one of several running engines; without it they are an error.
 
     Raises:
-        NotFound: nothing is there.
-        UnreadableFile: it cannot be read.
+        NotFound: the target does not exist.
+        UnreadableFile: the target's file cannot be read.
     """
     path = path_of(target)
     if path is not None:
         return open_source(path, sinks=(watch,), listen=watch.listen)
     engine = engine_of(target, choose=choose)
-    command = how_to_sample(engine)
+    command = sampler_hint(engine)
     if command is not None:
-        sys.stderr.write(f"nothing samples the GPU; this does: {command}\n")
+        sys.stderr.write(f"no sampler reads this GPU's counters; start one with: {command}\n")
     return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)
 
 
 def _chooser(options: argparse.Namespace) -> Choose | None:
-    """Return what is done where several engines run; None lists them beside an error."""
+    """Return the function that picks one of several engines; None lists them with an error."""
     if options.json:
         return _list_as_json
     is_asking = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
@@ -130,13 +137,13 @@ def _chooser(options: argparse.Namespace) -> Choose | None:
 
 
 def _list_as_json(engines: list[EngineRings]) -> EngineRings:
-    """Print the engines as JSON: a script that asked for one look has to name one of them."""
+    """Print the engines as JSON and raise: a script has to name one of them."""
     sys.stdout.write(list_json(engines))
-    raise NotFound(f"{len(engines)} engines are running. Name one by its model, id or pid.")
+    raise NotFound(f"{len(engines)} engines are running. Name one by its model, ID or pid.")
 
 
 def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
-    """Catch up with what is there, and print it: the present, or the moment asked for."""
+    """Read all existing records and print one snapshot: the newest, or the one at --at."""
     if isinstance(source, HistorySource):
         at_idx = source.at_idx
         looked = source.snapshot(window_ns) if at_idx is None else source.earlier[at_idx]

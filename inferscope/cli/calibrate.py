@@ -1,9 +1,9 @@
-"""Measure what this device can do: memory, dense products by dtype, and the engine's step times.
+"""Measure this device's memory bandwidth, matrix-product rates by dtype, and step times.
 
-Engines that start on the device afterwards begin with a cost model made of it, where they would
-otherwise begin with the maker's figures or with guesses, until they have learned from their own
-steps. Shares of what is possible can then be told as % of the maker's figures and % of measured
-ones. The device should have nothing else to do meanwhile.
+Engines that start on the device afterwards initialize their cost model with the measured rates.
+Without a calibration they use the maker's figures or estimates until they have learned from their
+own steps. Utilization is then shown as % of the maker's figures and % of the measured ones. Run it
+while the device is otherwise idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from inferscope.calibration import Calibration, store
-from inferscope.cli.numbers import above_zero
+from inferscope.cli.arg_types import above_zero
 from inferscope.cost.peaks import Peaks, peaks_of
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.start import imports_that_stay
@@ -28,10 +28,10 @@ _SHOWN_TOKENS = (1, 8, 64, 512)
 
 
 class MemoryRate(msgspec.Struct, frozen=True):
-    """One measured rate of the device's memory beside its peak."""
+    """One measured rate of the device's memory, with the peak rate."""
 
     name: str
-    """copy, or read."""
+    """Name of the measurement: copy or read."""
     measured_bytes_s: float
     """Measured rate."""
     peak_bytes_s: float | None
@@ -41,7 +41,7 @@ class MemoryRate(msgspec.Struct, frozen=True):
 
 
 class ComputeRate(msgspec.Struct, frozen=True):
-    """One measured rate of dense matrix products beside the device's peak."""
+    """One measured rate of dense matrix products, with the device's peak rate."""
 
     name: str
     """Data type of the matrices."""
@@ -72,7 +72,7 @@ class CalibrationDocument(Document, frozen=True, kw_only=True):
     """Rates and step times of one device (`inferscope calibrate --json`)."""
 
     device: str
-    """Name of the device; of a CPU its model."""
+    """Name of the device; for a CPU, its model."""
     device_uuid: str
     """Id of the GPU; empty for a CPU."""
     driver: str
@@ -101,15 +101,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "models", nargs="*", metavar="MODEL",
-        help="whose steps to measure: builtin, random:SHAPE or a folder (default: builtin)",
+        help="model to measure: builtin, random:SHAPE or a checkpoint folder (default: builtin)",
     )  # fmt: skip
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:0 (%(default)s)")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu or cuda:N (default: %(default)s)"
+    )
     parser.add_argument(
         "--threads", type=int, default=EngineOptions().num_threads,
-        help="that compute, on a CPU: as many as the engine has (%(default)s)",
+        metavar="N", help="CPU threads, as many as the engine uses (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=above_zero, default=20.0, help="to take, about (%(default)s)"
+        "--seconds",
+        type=above_zero,
+        default=20.0,
+        help="approximate duration of the measurement in seconds (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = """examples:
@@ -119,10 +124,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, keep and print."""
+    """Measure the device, store the calibration and print it."""
     if options.threads < 1:
         raise BadInput(f"--threads is {options.threads}. Give at least 1.")
-    # It imports torch, for which no help should wait.
+    # Imported here because it imports torch, which would delay --help by seconds.
     with imports_that_stay():
         from inferscope.cli.calibrate_run import calibrate
 
@@ -136,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
         path = store(calibration)
     except OSError as error:
         raise InferScopeError(
-            f"cannot keep the calibration: {error}. Set INFERSCOPE_CACHE to a folder of your own."
+            f"cannot store the calibration: {error}. Set INFERSCOPE_CACHE to a writable folder."
         ) from error
     document = document_of(calibration, path)
     if options.json:
@@ -147,11 +152,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def document_of(calibration: Calibration, path: Path) -> CalibrationDocument:
-    """Return a calibration with the maker's peaks beside its rates, where those are known.
+    """Return a calibration as a document, with the maker's peak rates where they are known.
 
     Args:
-        calibration: what was measured.
-        path: the file in which it is kept.
+        calibration: measured rates and step times.
+        path: file in which the calibration is stored.
     """
     peaks = peaks_of(calibration.device) if calibration.device_uuid else None
     peaks = peaks if peaks is not None and peaks.is_known else None
@@ -215,7 +220,7 @@ def _lines(calibration: Calibration, document: CalibrationDocument) -> Iterator[
         yield f"  {table.model}: {table.num_steps} steps, median model error {table.error:.1%}"
         yield f"    tokens  {f}"
         yield f"    rows    {g}"
-    yield f"kept in {document.path}; engines that start on this device from now on begin with it"
+    yield f"stored in {document.path}; engines that start on this device from now on use it"
 
 
 def _rate(name: str, measured: float, peak: float | None, unit: str) -> str:
@@ -224,14 +229,14 @@ def _rate(name: str, measured: float, peak: float | None, unit: str) -> str:
 
 
 def _device(calibration: Calibration) -> str:
-    words = [calibration.device]
+    parts = [calibration.device]
     if calibration.num_threads:
-        words.append(f"{calibration.num_threads} threads")
+        parts.append(f"{calibration.num_threads} threads")
     if calibration.device_uuid:
-        words += [calibration.device_uuid, f"driver {calibration.driver}"]
+        parts += [calibration.device_uuid, f"driver {calibration.driver}"]
     if calibration.clocks_mhz is not None:
-        words.append("SM {} MHz, memory {} MHz at most".format(*calibration.clocks_mhz))
-    return ", ".join(words)
+        parts.append("SM {} MHz, memory {} MHz at most".format(*calibration.clocks_mhz))
+    return ", ".join(parts)
 
 
 def _si(rate: float) -> str:

@@ -1,4 +1,4 @@
-"""What `inferscope calibrate` measures: the device's ceilings, and models' steps on it."""
+"""Measurements of `inferscope calibrate`: the device's peak rates and models' step times."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from inferscope.engine.steptimes import StepTime, measure_steps
 from inferscope.errors import InferScopeError
 
 _CEILINGS_SHARE = 0.4
-"""Of the time; the rest is the models'."""
-_LEAST_STEPS = 64
+"""Share of the time spent on the device's peak rates; the rest is divided among the models."""
+_MIN_STEPS = 64
 _MODE = "eager"
 
 
 def calibrate(
     models: Sequence[str], *, device: str, num_threads: int, seconds: float
 ) -> Calibration:
-    """Measure a device and the steps of models on it, for about so many seconds.
+    """Measure a device, and models' steps on it, for about `seconds`.
 
     Raises:
-        BadInput: there is no such device or model.
-        InferScopeError: a model is too slow for the time given.
+        BadInput: the device or a model does not exist.
+        InferScopeError: a model runs too few steps in its time.
     """
     torch.set_num_threads(num_threads)
     found = find_device(device)
@@ -73,10 +73,10 @@ def _measured(name: str, options: EngineOptions, *, seconds: float) -> StepTable
     fit, steps = OnlineFit("calibration"), list(map(_step, times))
     for step, time_ in zip(steps, times, strict=True):
         fit.observe(features(step), time_.took_ns)
-    fitted = fit.solve() if len(times) >= _LEAST_STEPS else None
+    fitted = fit.solve() if len(times) >= _MIN_STEPS else None
     if fitted is None:
         raise InferScopeError(
-            f"{name} ran {len(times)} warm steps in {seconds:.0f} s: {_LEAST_STEPS} are needed. "
+            f"{name} ran {len(times)} warm steps in {seconds:.0f} s: {_MIN_STEPS} are needed. "
             "Give more --seconds, or a smaller model."
         )
     errors = [

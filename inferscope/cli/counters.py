@@ -1,4 +1,4 @@
-"""The option `--counters`, and starting a sampler beside a command that has it."""
+"""Option `--counters`, and the sampler process that commands with the option start."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ def add_counters_option(group: argparse._ArgumentGroup | argparse.ArgumentParser
     """Add the option to a command that can start a sampler."""
     group.add_argument(
         "--counters",
-        type=counted,
+        type=parse_counters,
         metavar="LIST",
-        help=f"hardware counters: auto, off, or some of {', '.join(SOURCES)} "
-        "(default: auto where there is an NVIDIA driver, else off)",
+        help=f"hardware counters to sample: auto, off, or a list of {', '.join(SOURCES)} "
+        "(default: auto with an NVIDIA driver, else off)",
     )
 
 
-def counted(text: str) -> tuple[str, ...]:
-    """Read the option: sources by name, none for off.
+def parse_counters(text: str) -> tuple[str, ...]:
+    """Parse the option's value: names of sources; `off` stands for none.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such source.
+        argparse.ArgumentTypeError: a source does not exist.
     """
-    return () if text == OFF else sampled_sources(text)
+    return () if text == OFF else parse_sources(text)
 
 
-def sampled_sources(text: str) -> tuple[str, ...]:
-    """Read a list of sources; `auto` stands for those that cost nobody anything.
+def parse_sources(text: str) -> tuple[str, ...]:
+    """Parse a list of sources; `auto` stands for the sources without measurable cost.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such source.
+        argparse.ArgumentTypeError: a source does not exist.
     """
     found: list[str] = []
-    for word in text.split(","):
-        if word != "auto" and word not in SOURCES:
+    for name in text.split(","):
+        if name != "auto" and name not in SOURCES:
             raise argparse.ArgumentTypeError(
-                f"{word!r} is no source of counters: give auto or some of {', '.join(SOURCES)}"
+                f"unknown counter source {name!r}: give auto or a list of {', '.join(SOURCES)}"
             )
-        found += AUTO if word == "auto" else [word]
+        found += AUTO if name == "auto" else [name]
     return tuple(dict.fromkeys(found))
 
 
-def how_to_sample(engine: EngineRings) -> str | None:
-    """Return what starts a sampler for an engine; None where one runs or could tell nothing.
+def sampler_hint(engine: EngineRings) -> str | None:
+    """Return the command that starts a sampler for an engine; None if one runs or has no source.
 
-    Whoever only looks on starts nothing that may need rights, or that the device would feel.
+    Commands that only read start no sampler: it may need privileges and may load the device.
     """
     now_ns = time.monotonic_ns()
     if not has_nvidia() or not engine.is_alive(now_ns):
@@ -67,30 +67,30 @@ def how_to_sample(engine: EngineRings) -> str | None:
     return f"inferscope sampler --for {engine.engine_id} --dir {folder}"
 
 
-def usual(sources: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return what is sampled; of nothing said, what costs nobody anything where there is a GPU."""
+def default_sources(sources: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the given sources; for None, the free sources if there is an NVIDIA driver."""
     return (AUTO if has_nvidia() else ()) if sources is None else sources
 
 
-def sample_beside(
+def start_sampler(
     sources: tuple[str, ...] | None,
     options: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Start a sampler that ends with this process, whatever that becomes; None: as usual here.
+    """Start a sampler that exits with this process, also after this process executes a command.
 
-    It is nobody's child: a command that this process becomes does not expect one, and some count
-    theirs, or wait for any of them.
+    The sampler is detached from this process: a command executed in its place does not expect a
+    child process, and may count its children or wait for any of them.
 
     Args:
-        sources: to sample.
-        options: of its command line.
-        environment: what its environment has beside this process's own.
+        sources: counter sources; None for the default.
+        options: further options of the sampler's command line.
+        environment: variables added to this process's environment.
     """
-    sources = usual(sources)
+    sources = default_sources(sources)
     if not sources:
         return
-    words = [
+    argv = [
         sys.executable, "-m", "inferscope", "sampler",
         "--counters", ",".join(sources), "--beside", str(os.getpid()), *options,
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def sample_beside(
         return
     try:
         subprocess.Popen(
-            words,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

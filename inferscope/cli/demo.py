@@ -1,9 +1,9 @@
-"""Run a real engine under load on this machine and watch where each request's time goes.
+"""Run a real engine under load on this machine and show where each request's time goes.
 
-The built-in model answers short chats, long retrieval prompts and growing agent conversations that
-arrive at random, at a rate that gives way to whatever else the machine does. Nothing is downloaded
-and no GPU is needed. With --headless the same runs without a terminal and leaves demo.isr (replay
-it), trace.json (open it in ui.perfetto.dev), demo.jsonl, client.jsonl and a summary.
+The built-in model serves short chats, long retrieval prompts and growing agent conversations. They
+arrive at random, at a rate that adapts to the load of the machine. The demo downloads nothing and
+needs no GPU. With --headless it runs without a terminal, writes demo.isr (for `inferscope replay`),
+trace.json (for ui.perfetto.dev), demo.jsonl and client.jsonl, and prints a summary.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from inferscope.cli.arg_types import above_zero
 from inferscope.cli.demo_engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo_link import Ready, Settings
 from inferscope.cli.engine_options import add_cache_options
-from inferscope.cli.numbers import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw
 from inferscope.collector.snapshot import json_of
@@ -41,34 +41,47 @@ _POLL_S = 0.05
 _PROGRESS_S = 5.0
 _INTERRUPTED = 130
 _KV_TOKENS = 2560
-"""Tokens that the KV pool holds: few, so that a burst makes requests wait and be preempted."""
+"""Size of the KV cache in tokens: small enough that a burst causes queueing and preemption."""
 _TOKEN_BUDGET = 64
-"""Tokens of a step: a chunk of a prompt makes it several times as long as decodes alone do."""
+"""Tokens per step: a prefill chunk makes a step several times longer than decodes alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     load = parser.add_argument_group("load")
-    load.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    load.add_argument(
+        "--seed", type=int, default=0, help="random seed of the prompts (default: %(default)s)"
+    )
     load.add_argument(
         "--load",
         type=above_zero,
         default=0.7,
-        help="share of the engine's capacity; below 1 it slows down while requests queue"
-        " (%(default)s)",
+        help="share of the engine's measured capacity, up to 2; below 1, the rate drops while"
+        " requests queue (default: %(default)s)",
     )
-    load.add_argument("--rate", type=above_zero, help="requests per second, instead of --load")
-    load.add_argument("--model", default="builtin", help="builtin, random:SHAPE or a checkpoint")
-    load.add_argument("--device", default="auto", help="auto, cpu or cuda:0 (%(default)s)")
+    load.add_argument(
+        "--rate", type=above_zero, help="requests per second (default: set by --load)"
+    )
+    load.add_argument(
+        "--model",
+        default="builtin",
+        help="builtin, random:SHAPE or a checkpoint folder (default: %(default)s)",
+    )
+    load.add_argument("--device", default="auto", help="auto, cpu or cuda:N (default: %(default)s)")
     add_cache_options(parser.add_argument_group("KV cache"))
     how = parser.add_argument_group("output")
-    how.add_argument("--headless", action="store_true", help="no screen; leave files and a summary")
+    how.add_argument(
+        "--headless", action="store_true", help="write files and a summary, without a screen"
+    )
     how.add_argument(
         "--duration",
         type=above_zero,
-        help=f"seconds of load (default: headless {DEFAULT_SECONDS:.0f})",
+        metavar="SECONDS",
+        help=f"length of the load (default: until quit; headless {DEFAULT_SECONDS:.0f})",
     )
-    how.add_argument("--out", type=Path, default=Path(), help="folder for the files (default: .)")
+    how.add_argument(
+        "--out", type=Path, default=Path(), help="folder for the files (default: the current one)"
+    )
     how.add_argument("--json", action="store_true", help="print the summary as JSON")
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
@@ -81,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo."""
     is_headless = options.headless or options.json or not can_draw()
     _check(options)
-    make_private(ring_directory())  # the engine would run unobserved, and there is nothing to see
+    make_private(ring_directory())  # raises here what would leave the engine unobserved
     engine_id = f"demo-{os.getpid()}"
     duration_s = options.duration
     if duration_s is None and is_headless:
@@ -94,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         rate_s=options.rate,
         options=engine_options(options),
         client_times=str(options.out / "client.jsonl") if is_headless else None,
-        says_stages=True,
+        reports_stages=True,
     )
     if is_headless:
         return _run_headless(settings, engine_id, options)
@@ -105,7 +118,7 @@ def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespac
     host = Host(demo_command(settings), engine_id, stderr=None)
     try:
         while host.ready is None:
-            _say(f"starting the engine: {host.stage}")
+            _report_progress(f"starting the engine: {host.stage}")
             host.advance(None)
         source = RingSource(
             _rings_of(engine_id),
@@ -115,7 +128,7 @@ def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespac
         try:
             if not _watch(source, host):
                 return _INTERRUPTED
-            return _leave_files(source, options)
+            return _write_outputs(source, options)
         finally:
             source.close()
     finally:
@@ -123,10 +136,10 @@ def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespac
 
 
 def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace) -> int:
-    """Show the screen at once, and the engine on it as soon as it has started.
+    """Show the screen at once, and the engine's data as soon as it has started.
 
     Raises:
-        EngineFailed: the engine could not start.
+        EngineFailed: the engine did not start.
     """
     from inferscope.tui.app import InferScopeApp
 
@@ -138,7 +151,7 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
         )
         return JudgedSource(source, watch)
 
-    # What the engine writes to standard error would run into the screen: it waits here.
+    # The engine's standard error would corrupt the screen: it is kept here until the screen closes.
     with tempfile.TemporaryFile() as stderr:
         source = DemoSource(lambda: Host(demo_command(settings), engine_id, stderr=stderr), judged)
         app = InferScopeApp(source, ascii=options.ascii)
@@ -152,22 +165,22 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
     if source.failure is not None:
         raise source.failure
     folder = ring_directory() / engine_id
-    if folder.is_dir():  # else the engine had not begun
-        sys.stdout.write(_left_text(folder))
+    if folder.is_dir():  # otherwise the engine had not started
+        sys.stdout.write(_next_steps_text(folder))
     return 0
 
 
-def _left_text(folder: Path) -> str:
-    """Return what a demo with a screen leaves, and commands that read it."""
+def _next_steps_text(folder: Path) -> str:
+    """Return the text that names a demo's rings and the commands that read them."""
     name = folder.name
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.ring"))
     return (
-        f"The demo has ended. Its records are in {folder} ({num_bytes / 1e6:.0f} MB) "
+        f"The demo has ended. Its records stay in {folder} ({num_bytes / 1e6:.0f} MB) "
         "for a day. Next:\n"
-        f"  inferscope findings {name}    which mistakes the run shows, and what to try\n"
-        f"  inferscope shares {name}      which requests used the device\n"
+        f"  inferscope findings {name}    performance problems and fixes\n"
+        f"  inferscope shares {name}      device time by request\n"
         f"  inferscope why rag- {name} --pick 1    where one request's time went\n"
-        f"  inferscope attach {name} --since -1m    the screen, over its last minute\n"
+        f"  inferscope attach {name} --since -1m    the screen, over the last minute\n"
     )
 
 
@@ -181,10 +194,10 @@ def _title(ready: Ready) -> str:
 
 
 def engine_options(options: argparse.Namespace) -> EngineOptions:
-    """Return how the demo runs its engine.
+    """Return the options of the demo's engine.
 
     Raises:
-        BadInput: a switch of the KV cache is out of range.
+        BadInput: an option of the KV cache is out of range.
     """
     sized = EngineOptions(
         token_budget=_TOKEN_BUDGET,
@@ -209,47 +222,47 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _watch(source: RingSource, host: Host) -> bool:
-    """Fold until the engine has ended and all of it is folded; False if somebody stopped it.
+    """Fold until the engine has exited and all its records are folded; return False if stopped.
 
     Raises:
-        EngineFailed: the engine's process died, or could not serve.
+        EngineFailed: the engine's process crashed, or served no request.
     """
-    began_s = said_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     with stoppable() as stop:
         while not source.has_ended:
             if stop.stop_requested:
                 return False
             now_s = time.monotonic()
-            if now_s - said_s >= _PROGRESS_S:
-                said_s = now_s
-                _say(_progress(source, now_s - began_s))
+            if now_s - reported_s >= _PROGRESS_S:
+                reported_s = now_s
+                _report_progress(_progress(source, now_s - began_s))
             if not source.advance() and not host.is_running and not source.collector.engines:
                 break
             time.sleep(_POLL_S)
     code = host.exit_code()
     if code:
-        raise EngineFailed(f"the demo's engine died under load (exit code {code}).", 1)
+        raise EngineFailed(f"the demo's engine exited under load with code {code}.", 1)
     return True
 
 
-def _say(line: str) -> None:
-    """Write a line on how far it is to standard error; standard output is for the result."""
+def _report_progress(line: str) -> None:
+    """Write a line of progress to standard error; standard output is for the result."""
     sys.stderr.write(f"demo: {line}\n")
     sys.stderr.flush()
 
 
 def _progress(source: RingSource, elapsed_s: float) -> str:
-    """Return how far the run is, in a line."""
-    lives = [engine.lives for engine in source.collector.engines.values()]
-    num_finished = sum(each.num_finished for each in lives)
-    num_alive = sum(len(each.table.alive()) for each in lives)
-    return f"{elapsed_s:.0f} s: {num_finished} requests finished, {num_alive} under way"
+    """Return a line on the run's progress."""
+    lifecycles = [engine.lives for engine in source.collector.engines.values()]
+    num_finished = sum(each.num_finished for each in lifecycles)
+    num_alive = sum(len(each.table.alive()) for each in lifecycles)
+    return f"{elapsed_s:.0f} s: {num_finished} requests finished, {num_alive} running"
 
 
-def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
-    """Write the recording's exports and print the summary."""
+def _write_outputs(source: RingSource, options: argparse.Namespace) -> int:
+    """Export the recording and print the summary."""
     source.close()
-    source.collector.end()  # as the replay does at the end of the file
+    source.collector.end()  # as a replay does at the end of the file
     recording = options.out / "demo.isr"
     with (
         private_file(options.out / "trace.json") as trace,
@@ -269,7 +282,7 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
             exporter.close(replayed.collector.devices(), replayed.collector.totals())
         replayed.close()
     if replayed.collector.digest() != source.collector.digest():
-        raise InferScopeError(f"{recording} does not replay to the numbers seen live")
+        raise InferScopeError(f"{recording} replays to a digest other than the live one")
     snapshot = replayed.snapshot(300_000_000_000)
     if options.json:
         sys.stdout.write(json_of(snapshot))
@@ -279,7 +292,9 @@ def _leave_files(source: RingSource, options: argparse.Namespace) -> int:
     sys.stdout.write(once_text(snapshot, ascii=options.ascii) + "\n")
     brief = findings_brief(findings(watch))
     if brief:
-        sys.stdout.write(f"\n{brief}inferscope findings {recording}  says why, and what to try\n")
+        sys.stdout.write(
+            f"\n{brief}inferscope findings {recording}  explains them and suggests fixes\n"
+        )
     sys.stdout.write(
         f"\n{recording}  inferscope replay\n"
         f"{options.out / 'trace.json'}  open in ui.perfetto.dev\n"

@@ -1,10 +1,10 @@
-"""The demo's engine process as the screen's process sees it, and snapshots from its start on.
+"""Handle of the demo's engine process, and the source of its snapshots from the start on.
 
     DemoSource.snapshot ─► start ─► stage, stage, … ─► ready ─► snapshots of its rings
                                           └─► failed: the screen ends with the error
 
-The engine takes seconds to import and to measure. The screen is drawn before it is started, and
-shows the stage that it is in.
+The engine takes seconds to import and to measure. The screen is drawn before the engine starts, and
+shows the stage of the start.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.tui.source import SnapshotSource
 
 _GRACE_S = 15.0
-_FIRST_STAGE = "importing it"
-_PIECE_BYTES = 1 << 16
+_FIRST_STAGE = "importing modules"
+_READ_BYTES = 1 << 16
 
 
 class EngineFailed(InferScopeError):
-    """The engine's process did not start, or died."""
+    """Error for an engine process that did not start, or crashed."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -40,15 +40,15 @@ class EngineFailed(InferScopeError):
 
 
 class Host:
-    """The engine's process.
+    """Handle of the engine's process.
 
     Attributes:
-        stage: what it does before it is ready.
-        ready: what it said when its load began; None before.
+        stage: stage of the start that the process reported last.
+        ready: message that reported the begin of the load; None before.
     """
 
     def __init__(self, command: Sequence[str], engine_id: str, *, stderr: IO[bytes] | None) -> None:
-        """Start the process; None for `stderr` shares ours."""
+        """Start the process; None for `stderr` inherits this process's."""
         self.stage = _FIRST_STAGE
         self.ready: Ready | None = None
         self._began_s = time.monotonic()
@@ -64,52 +64,52 @@ class Host:
 
     @property
     def status(self) -> str:
-        """Return what it does, and for how long, in a line."""
+        """Return a line with the stage of the start and the time since it began."""
         elapsed_s = time.monotonic() - self._began_s
         return f"starting the engine: {self.stage} ({elapsed_s:.0f} s)"
 
     @property
     def is_running(self) -> bool:
-        """Return whether the process is there."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
     def advance(self, wait_s: float | None = 0.0) -> None:
-        """Read what the process says on its way to its load.
+        """Read the messages that the process sends until its load begins.
 
         Args:
-            wait_s: longest wait for its next line, in seconds; None waits until it comes.
+            wait_s: maximum wait for the next message, in seconds; None waits without limit.
 
         Raises:
-            EngineFailed: it cannot begin, or died.
+            EngineFailed: the process reported a failure, or exited.
         """
         assert self._process.stdout is not None
         handle = self._process.stdout.fileno()
         if self.ready is not None or not select.select([handle], [], [], wait_s)[0]:
             return
-        piece = os.read(handle, _PIECE_BYTES)
-        *lines, self._unread = (self._unread + piece).split(b"\n")
+        chunk = os.read(handle, _READ_BYTES)
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
-            word = msgspec.json.decode(line, type=Stage | Ready | Failed)
-            if isinstance(word, Failed):
-                raise EngineFailed(word.message, word.exit_code)
-            if isinstance(word, Ready):
-                self.ready = word
+            message = msgspec.json.decode(line, type=Stage | Ready | Failed)
+            if isinstance(message, Failed):
+                raise EngineFailed(message.message, message.exit_code)
+            if isinstance(message, Ready):
+                self.ready = message
             else:
-                self.stage = word.text
-        if not piece and self.ready is None:
-            raise EngineFailed("the demo's engine died while it was starting.", 1)
+                self.stage = message.text
+        if not chunk and self.ready is None:
+            raise EngineFailed("the demo's engine exited while it was starting.", 1)
 
     def exit_code(self) -> int:
-        """Wait for the process to end by itself, and return its exit code."""
+        """Wait until the process exits by itself, and return its exit code."""
         return self._process.wait(_GRACE_S)
 
     def stop(self) -> None:
-        """End the process, and wait for it: by closing its standard input once it is ready."""
+        """Stop the process and wait for it; closing its standard input stops a ready process."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
         if self.ready is None:
-            self._process.kill()  # it may be importing, and would not read its input for seconds
+            self._process.kill()  # while it imports, it does not read its input for seconds
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -124,21 +124,21 @@ def demo_command(settings: Settings) -> tuple[str, ...]:
 
 
 class DemoSource:
-    """Snapshots of the demo's engine; None until its load begins.
+    """Source of snapshots of the demo's engine; they are None until its load begins.
 
     Attributes:
-        title: for the header, until there is a snapshot.
-        focus: the request whose tokens snapshots hold one by one.
-        failure: why the engine could not start; None if it could.
-        when_failed: called once, from the thread that takes snapshots.
+        title: title of the header until there is a snapshot.
+        focus: ID of the request for which snapshots hold each token.
+        failure: error that prevented the start; None if there is none.
+        when_failed: callback for a failure, called once from the thread that takes snapshots.
     """
 
     def __init__(self, start: Callable[[], Host], watch: Callable[[Ready], SnapshotSource]) -> None:
-        """Prepare; the first snapshot starts the engine.
+        """Prepare the source; the first snapshot starts the engine.
 
         Args:
-            start: starts the engine's process.
-            watch: opens the source of snapshots once it is ready.
+            start: function that starts the engine's process.
+            watch: function that opens the source of snapshots of a ready engine.
         """
         self.title = "demo"
         self.focus: str | None = None
@@ -150,11 +150,11 @@ class DemoSource:
 
     @property
     def status(self) -> str:
-        """Return what the engine does before there is a snapshot."""
+        """Return a line on the engine's start, for the time before the first snapshot."""
         return "starting the engine" if self._host is None else self._host.status
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
-        """Return the present view over a window, None before the load has begun."""
+        """Return the present view over a window; None before the load has begun."""
         if self.failure is not None:
             return None
         if self._host is None:
@@ -179,7 +179,7 @@ class DemoSource:
             self._source.close()
 
     def stop(self) -> None:
-        """End the engine; nothing else uses this source any more."""
+        """Close the source and stop the engine."""
         self.close()
         if self._host is not None:
             self._host.stop()

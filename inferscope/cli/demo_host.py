@@ -1,8 +1,8 @@
-"""The demo's other process: engine, front end and load; it ends when its standard input does.
+"""Engine process of the demo: engine, front end and load generator.
 
-Started by `inferscope demo`, by way of demo_start. It prints one line of JSON when the load begins,
-or when it cannot. Standard input is a pipe that nobody writes to: when the parent is gone,
-in whatever way, the pipe ends and so does this process.
+`inferscope demo` starts it through demo_start. It prints one line of JSON when the load begins, or
+when the start fails. Standard input is a pipe without data: it closes when the parent exits, even
+if the parent is killed, and this process then exits too.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from inferscope.private import private_file
 from inferscope.probe import Probe
 
 TEMPERATURE = 0.8
-_PRACTICE_ASKS = 24
+_PRACTICE_REQUESTS = 24
 _PRACTICE_RATE_S = 8.0
-"""About what a laptop does: it sets how many of the asks belong to bursts."""
+"""Request rate of the practice workload, typical for a laptop; it sets the share of bursts."""
 _SETTLE_S = 0.3
 
 
 class _InProcessClient:
-    """The load generator's way to the front end."""
+    """Client of the load generator that calls the front end directly."""
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
@@ -55,7 +55,7 @@ class _InProcessClient:
 
 
 def main() -> int:
-    """Run until the load is over or standard input ends; return the process's exit code."""
+    """Run until the load has ended or standard input closes; return the process's exit code."""
     try:
         _run(msgspec.json.decode(sys.argv[1], type=Settings))
     except InferScopeError as error:
@@ -66,7 +66,7 @@ def main() -> int:
 
 def _run(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and tells us by the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     listen_to_parent(lambda word: None)
     _begin(settings, f"loading the model {settings.model}")
     engine = load_engine(settings.model, settings.options)
@@ -78,7 +78,9 @@ def _run(settings: Settings) -> None:
     )
     front_end_probe = Probe.open(describe(engine, name=settings.model), role="frontend")
     if not (engine.probe.on and front_end_probe.on):
-        raise RingUnavailable("nothing would be seen without a ring; the reason stands above.")
+        raise RingUnavailable(
+            "the demo needs a ring, and none was opened; the line above gives the reason."
+        )
     front_end = FrontEnd(engine, tokenizer, probe=front_end_probe)
     workload = Workload(settings.seed, rate_s=rate_s, pace=lambda: pacing.pace)
     ended: list[ClientTimes] = []
@@ -95,7 +97,7 @@ def _run(settings: Settings) -> None:
 
 
 def _begin(settings: Settings, stage: str) -> None:
-    if settings.says_stages:
+    if settings.reports_stages:
         send_to_parent(Stage(stage))
 
 
@@ -119,7 +121,7 @@ async def _serve(
 
 
 def _rate(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[float, Pacing]:
-    """Return the requests per second that are asked for, and the pace to begin with."""
+    """Return the request rate in requests per second, and the initial pace."""
     if settings.rate_s is not None:
         return settings.rate_s, Pacing()
     capacity_s, share = _capacity(engine, tokenizer, settings.seed)
@@ -127,22 +129,22 @@ def _rate(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[flo
 
 
 def _is_paced(settings: Settings) -> bool:
-    """Return whether the load gives way to the machine: a stated rate and overload do not."""
+    """Return whether the rate adapts to the machine; a given rate and an overload do not."""
     return settings.rate_s is None and settings.load < 1
 
 
 def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> tuple[float, float]:
-    """Measure how many requests a second the model can do here, unobserved, all at once.
+    """Measure the model's capacity on this machine with all requests submitted at once.
 
-    On an engine of its own, so that the one observed has its first steps yet to come.
+    The measurement uses a separate, unobserved engine, so that the observed one starts cold.
 
     Returns:
-        requests per second of processor time, and the share of it that other processes left.
+        Requests per second of processor time, and the share of that time other processes left.
     """
     asks = Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks()
     practising = Engine(engine.model, engine.options)
     limit = practising.max_model_tokens
-    practice = [next(asks) for _ in range(_PRACTICE_ASKS)]
+    practice = [next(asks) for _ in range(_PRACTICE_REQUESTS)]
     began_s, began = time.monotonic(), time.thread_time()
     for ask in practice:
         prompt = tokenizer.encode(ask.prompt)[: limit - ask.max_tokens]
@@ -154,7 +156,7 @@ def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> tuple[float, f
 
 
 async def _follow(engine: Engine, pacing: Pacing) -> None:
-    """Keep the pace to what the engine can do beside everything else that runs here."""
+    """Adapt the pace to the engine's queue, which grows if other processes use the machine."""
     while True:
         await asyncio.sleep(INTERVAL_S)
         pacing.observe(engine.stats().waiting)

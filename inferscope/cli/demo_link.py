@@ -1,6 +1,6 @@
-"""What the demo's two processes say to each other: settings down, one word up.
+"""Messages between the demo's two processes: settings down, stages and readiness up.
 
-Apart from both, so that the screen's process does not load the engine's torch.
+A module of its own, so that the screen's process does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from inferscope.engine.config import EngineOptions
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the parent wants."""
+    """Settings of the demo's engine and load."""
 
     model: str
     seed: int
@@ -19,21 +19,21 @@ class Settings(msgspec.Struct, frozen=True):
     load: float
     """Share of the engine's measured capacity."""
     rate_s: float | None
-    """Arrivals per second; None: by `load`."""
+    """Arrivals per second; None derives the rate from `load`."""
     client_times: str | None
-    """Where to write the load generator's own timestamps."""
+    """File for the load generator's own timestamps; None for no file."""
     options: EngineOptions
-    says_stages: bool = False
-    """Whether each stage of its start is a line before the one that it is ready."""
+    reports_stages: bool = False
+    """Whether the child sends each stage of its start before it reports readiness."""
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
-    """What the child does on its way to the load."""
+    """Message that names the current stage of the child's start."""
 
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """What the child says when the load begins."""
+    """Message that reports the begin of the load."""
 
     rate_s: float

@@ -1,4 +1,4 @@
-"""Starts the demo's engine process: loads what it needs, or says what is missing."""
+"""Entry point of the demo's engine process: imports its modules, or reports a missing one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferscope.engine.start import imports_that_stay
 
 
 def main() -> int:
-    """Run the engine's process; return its exit code."""
+    """Run the engine's process and return its exit code."""
     try:
         with imports_that_stay():
             from inferscope.cli import demo_host

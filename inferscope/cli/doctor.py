@@ -1,4 +1,4 @@
-"""Say what this machine allows, and for each thing that is missing the exact way to get it."""
+"""Check this machine's capabilities and how to enable missing ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from inferscope.cli.doctor_pod import pod
 from inferscope.cli.run_target import (
     DISTRIBUTION,
     Unobservable,
-    find_namesake,
+    find_name_conflict,
     find_target,
-    replace_namesake,
+    resolve_name_conflict,
     shim_of,
 )
 from inferscope.clock_skew import SkewedClock
@@ -43,10 +43,10 @@ _EXTRAS = {
     "tui": ("textual", "the live screen"),
     "engine": ("torch", "the reference engine and the demo"),
     "load": ("aiohttp", "inferscope load"),
-    "gpu": ("pynvml", "utilisation, power, clocks and GPM of NVIDIA GPUs"),
-    "prometheus": ("prometheus_client", "what collect serves"),
-    "parquet": ("pyarrow", "Parquet files, of collect and export"),
-    "grpc": ("grpc", "traces of requests over gRPC, sent by collect"),
+    "gpu": ("pynvml", "utilization, power, clocks and GPM of NVIDIA GPUs"),
+    "prometheus": ("prometheus_client", "Prometheus metrics of collect"),
+    "parquet": ("pyarrow", "Parquet files of collect and export"),
+    "grpc": ("grpc", "request traces over gRPC, sent by collect"),
     "completion": ("shtab", "completion of commands and options in a shell"),
 }
 _ENGINES = {
@@ -54,9 +54,9 @@ _ENGINES = {
     "sglang": "inferscope run -- python -m sglang.launch_server --model-path MODEL",
     "transformers": "inferscope.observe(model) in your script, or inferscope run -- CMD",
     "llama_cpp": "inferscope.observe(llama) in your script, or inferscope run -- CMD; "
-    "of llama-server its page alone: inferscope attach http://HOST:PORT",
+    "for llama-server, its metrics page only: inferscope attach http://HOST:PORT",
 }
-"""How each is observed."""
+"""How to observe each engine."""
 _MEGABYTE = 1 << 20
 
 
@@ -66,38 +66,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python",
         metavar="PROGRAM",
-        help="check the engines of another environment: of this Python, or of the Python that runs "
-        "this program, as `inferscope run` finds it (vllm, say)",
+        help="Python interpreter or console script (such as vllm) of the environment to check for "
+        "engines (default: this environment)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look around and print what was found."""
-    findings = examine(options.python)
+    """Run all checks and print them."""
+    checks = examine(options.python)
     if options.json:
-        sys.stdout.write(json_line(DoctorDocument(checks=tuple(findings))))
+        sys.stdout.write(json_line(DoctorDocument(checks=tuple(checks))))
         return 0
-    for finding in findings:
-        mark = "ok" if finding.is_fine else "--"
-        sys.stdout.write(f"{mark}  {finding.name:<14} {finding.found}\n")
-        if finding.fix:
-            lines = finding.fix.replace("\n", f"\n{'':<21}")
+    for check in checks:
+        mark = "ok" if check.is_fine else "--"
+        sys.stdout.write(f"{mark}  {check.name:<14} {check.found}\n")
+        if check.fix:
+            lines = check.fix.replace("\n", f"\n{'':<21}")
             sys.stdout.write(f"    {'':<14} → {lines}\n")
     return 0
 
 
 def examine(program: str | None = None) -> list[Check]:
-    """Return what this machine allows.
+    """Return all checks of this machine.
 
     Args:
-        program: whose environment's engines are checked; None is this one's.
+        program: program of the environment to check for engines; None for this environment.
 
     Raises:
-        BadInput: There is no such program, or no Python runs it.
+        BadInput: the program does not exist, or is not run by Python.
     """
     cores = len(os.sched_getaffinity(0))
     return [
-        _own(),
+        _installation(),
         Check("machine", True, f"{platform.system()} {platform.release()}, {cores} cores"),
         _rings(),
         *_searched(),
@@ -108,17 +108,17 @@ def examine(program: str | None = None) -> list[Check]:
         *(_extra(name, module, use) for name, (module, use) in _EXTRAS.items()),
         *devices(stored(), num_threads=_threads()),
         *tracing(),
-        *(_engines(sys.executable) if program is None else _elsewhere(program)),
+        *(_engines(sys.executable) if program is None else _other_environment(program)),
     ]
 
 
-def _own() -> Check:
+def _installation() -> Check:
     found = f"{__version__}, Python {platform.python_version()}"
-    namesake = find_namesake(sys.executable, (), os.environ)
-    if namesake is None:
+    other = find_name_conflict(sys.executable, (), os.environ)
+    if other is None:
         return Check("inferscope", True, found)
-    found += f"; a package of another project with the same import name is installed: {namesake}"
-    return Check("inferscope", False, found, replace_namesake(sys.executable))
+    found += f"; a package of another project with the same import name is installed: {other}"
+    return Check("inferscope", False, found, resolve_name_conflict(sys.executable))
 
 
 def _rings() -> Check:
@@ -130,24 +130,26 @@ def _rings() -> Check:
         return Check("ring folder", False, str(error))
     found = f"{folder}, {free_mb} MB free"
     if free_mb < 256:
-        return Check("ring folder", False, found, "set INFERSCOPE_DIR to a folder with more room")
+        return Check(
+            "ring folder", False, found, "set INFERSCOPE_DIR to a folder with at least 256 MB free"
+        )
     if line:
         found = f"{found}. {line}"
     return Check("ring folder", True, found)
 
 
 def _searched() -> Iterator[Check]:
-    """Yield the content of each folder that readers search."""
+    """Yield the number of engines in each folder that readers search."""
     now_ns, own = time.monotonic_ns(), ring_directory()
     for folder in search_directories():
         if folder != own and not folder.is_dir():
-            yield Check("searched", True, f"{folder}: is not there")
+            yield Check("searched", True, f"{folder}: does not exist")
             continue
         engines = find_engines(folder)
         num_alive = sum(engine.is_alive(now_ns) for engine in engines)
-        found = f"{folder}: {num_alive} engines now, {len(engines) - num_alive} ended"
+        found = f"{folder}: {num_alive} running engines, {len(engines) - num_alive} ended"
         if folder == own:
-            found += "; a probe started here writes to it"
+            found += "; probes started with this environment write to it"
         yield Check("searched", True, found)
 
 
@@ -164,7 +166,7 @@ def _running() -> Check:
 
 
 def _skewed() -> Iterator[Check]:
-    """Yield the observed processes whose monotonic clock is not this one's."""
+    """Yield the observed processes with a monotonic clock that differs from this process's."""
     now_ns = time.monotonic_ns()
     for ring in find_rings():
         if ring.skew_ns and ring.is_alive(now_ns):
@@ -174,15 +176,15 @@ def _skewed() -> Iterator[Check]:
 
 
 def _sampler() -> Check:
-    """Say whether somebody samples this host's devices; without a GPU there is little to it."""
+    """Return whether a sampler reads this host's counters; without a GPU none is needed."""
     now_ns = time.monotonic_ns()
     folders = [folder / SAMPLER_ROLE for folder in search_directories()]
     found = [ring for ring in find_rings(*folders) if ring.is_alive(now_ns)]
     if found:
         pids = ", ".join(str(ring.identity.pid) for ring in found)
-        return Check("sampler", True, f"runs (pid {pids}): what devices count reaches readers")
-    fix = "inferscope sampler, or --counters auto of run, serve and collect; what it could tell: "
-    return Check("sampler", not has_nvidia(), "none runs", f"{fix}inferscope sampler --once")
+        return Check("sampler", True, f"running (pid {pids}): readers get hardware counters")
+    fix = "inferscope sampler, or --counters auto of run, serve and collect; to see what it reads: "
+    return Check("sampler", not has_nvidia(), "not running", f"{fix}inferscope sampler --once")
 
 
 def _extra(name: str, module: str, use: str) -> Check:
@@ -195,23 +197,25 @@ def _extra(name: str, module: str, use: str) -> Check:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of what it is a part of
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
-def _elsewhere(program: str) -> Iterator[Check]:
-    """Yield what another environment has: inferscope, and engines."""
+def _other_environment(program: str) -> Iterator[Check]:
+    """Yield whether another environment has inferscope, and its engines."""
     target = find_target([program], os.environ)
     if target.interpreter is None:
-        raise BadInput(f"{target.program} is no Python program. Give the Python that runs it.")
+        raise BadInput(
+            f"{target.program} is not a Python program. Give the Python interpreter that runs it."
+        )
     try:
         shim_of(target, os.environ)
     except Unobservable as reason:
-        yield Check("its Python", False, f"{target.interpreter}: {reason.what}", reason.fix)
+        yield Check("its Python", False, f"{target.interpreter}: {reason.problem}", reason.fix)
     else:
         yield Check("its Python", True, f"{target.interpreter}: imports inferscope")
-    findings = list(_engines(target.interpreter))
-    yield from findings or [Check("its engines", False, "none is installed there")]
+    checks = list(_engines(target.interpreter))
+    yield from checks or [Check("its engines", False, "no supported engine is installed there")]
 
 
 def _engines(python: str) -> Iterator[Check]:
@@ -219,12 +223,12 @@ def _engines(python: str) -> Iterator[Check]:
     for engine in engines_of(python):
         name = engine.engine.package
         version = engine.version or "version unknown"
-        yield Check(name, engine.is_observed, f"{version}; observe it: {_ENGINES[name]}")
+        yield Check(name, engine.is_observed, f"{version}; observe it with: {_ENGINES[name]}")
         for lack in engine.lacks:
             yield Check(name, False, f"unsupported: {lack}")
 
 
 def _threads() -> set[int]:
-    """Return with how many threads engines compute here: one, unless somebody says otherwise."""
+    """Return the numbers of CPU threads of engines here: one, and OMP_NUM_THREADS if it is set."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return {1, int(given)} if given.isdecimal() and int(given) else {1}

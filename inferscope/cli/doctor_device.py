@@ -1,7 +1,7 @@
-"""What `doctor` looks at of devices: driver, counters, the right to profile, calibration.
+"""Checks of `doctor` for devices: driver, counters, the permission to profile, calibration.
 
-Nothing is claimed, loaded into a device or changed. What is not there is not looked at further: a
-machine without a GPU hears that once, not once per thing that a GPU could have.
+The checks claim no counters, load nothing into a device and change nothing. If a part is missing,
+the checks that depend on it are skipped: a machine without a GPU gets one line.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from inferscope.records import plain_uuid
 
 _PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _PERF = Path("/proc/sys/kernel/perf_event_paranoid")
-_PTRACE_WORDS = {
+_PTRACE_MEANINGS = {
     0: "any process of the same user may be traced",
     1: "only its own children may be traced",
     2: "only root may trace",
-    3: "nobody may trace, until the machine is started again",
+    3: "no process may be traced until the machine restarts",
 }
 _PTRACE_FIX = (
-    "for tools that trace what runs already (py-spy, gdb): sudo sysctl kernel.yama.ptrace_scope=0; "
-    "inferscope itself needs none of it: start the engine with `inferscope run`"
+    "for tools that trace running processes (py-spy, gdb): sudo sysctl kernel.yama.ptrace_scope=0; "
+    "not needed for engines started with `inferscope run`"
 )
 _ALLOW_COUNTERS = (
     'echo "options nvidia NVreg_RestrictProfilingToAdminUsers=0" | '
-    "sudo tee /etc/modprobe.d/nvidia-profiling.conf, then load the module anew (or reboot); "
-    "or once: sudo inferscope sampler --counters pm"
+    "sudo tee /etc/modprobe.d/nvidia-profiling.conf, then reload the module (or reboot); "
+    "or for one run: sudo inferscope sampler --counters pm"
 )
-_ASK_AS_ADMIN = (
-    "with CAP_PERFMON or CAP_SYS_ADMIN it is: sudo inferscope sampler --counters pm; in a "
+_SAMPLE_AS_ADMIN = (
+    "it is allowed with CAP_PERFMON or CAP_SYS_ADMIN: sudo inferscope sampler --counters pm; in a "
     "container, as its root: docker run --cap-add PERFMON"
 )
 _NO_BYTES = (
-    "PM sampling does not count this chip's bytes of device memory: --counters auto,pm measures "
-    "its SM activity; memory traffic stays modelled"
+    "PM sampling does not count this chip's memory traffic: --counters auto,pm measures SM "
+    "activity only; memory traffic stays modelled"
 )
 _CUDA_13_DRIVER = 580
-"""The first release of the driver that brings CUDA 13."""
+"""First major version of the driver with CUDA 13."""
 _WITHOUT_GPM = (
-    "what works there: a dcgm-exporter whose counters file lists DCGM_FI_PROF_SM_ACTIVE and "
-    "DCGM_FI_PROF_DRAM_ACTIVE, then inferscope sampler --counters auto,dcgm; or, while none runs: "
-    "sudo inferscope sampler --counters auto,pm"
+    "run a dcgm-exporter whose counters file lists DCGM_FI_PROF_SM_ACTIVE and "
+    "DCGM_FI_PROF_DRAM_ACTIVE, then inferscope sampler --counters auto,dcgm; or, without a "
+    "dcgm-exporter: sudo inferscope sampler --counters auto,pm"
 )
 _GIVE_GPU = (
     "if this machine has one: install its driver (nvidia-smi shows whether it is loaded); in a "
@@ -73,16 +73,16 @@ _DAY_S = 86_400
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
-    """Name of the thing: a folder, an extra, a device, an engine."""
+    """Subject of the check: a folder, an extra, a device, an engine."""
     is_fine: bool
-    """Whether it is as it should be."""
+    """Whether the subject is in order."""
     found: str
     """Description of the state found."""
     fix: str = ""
-    """Action that provides what is missing; empty where nothing is."""
+    """Action that enables a missing capability; empty if none is missing."""
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True):
@@ -93,17 +93,17 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
 
 
 def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> Iterator[Check]:
-    """Yield what there is to compute on, and what may be counted of it.
+    """Yield the checks of the CPU and of every GPU, and of the access to their counters.
 
     Args:
-        calibrations: of this user, the newest first.
-        num_threads: with which engines here compute, on the CPU.
+        calibrations: calibrations of this user, the newest first.
+        num_threads: numbers of CPU threads with which engines compute here.
     """
     yield from _cpu(calibrations, num_threads)
     if not has_nvidia():
-        found = "steps are timed by the host's clock, SM and HBM columns show -"
+        found = "the host's clock times steps, and SM and HBM columns show -"
         if _AMD.exists():
-            yield Check("GPU", False, f"AMD's, whose counters are unsupported: {found}")
+            yield Check("GPU", False, f"AMD GPU, counters not supported: {found}")
         else:
             yield Check("GPU", False, f"no NVIDIA driver: {found}", _GIVE_GPU)
         return
@@ -111,7 +111,9 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
     try:
         nvml = open_nvml()
     except Unavailable as reason:
-        yield Check("NVML", False, f"utilisation, power, clocks and GPM are not read: {reason}")
+        yield Check(
+            "NVML", False, f"utilization, power, clocks and GPM are not available: {reason}"
+        )
     else:
         try:
             for device in find_devices(nvml, ()):
@@ -126,12 +128,12 @@ def devices(calibrations: list[Calibration], *, num_threads: Iterable[int]) -> I
 
 
 def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Check]:
-    """Yield what this kernel lets other tools see of a running engine."""
+    """Yield which access this kernel gives other tools to a running engine."""
     scope = _number(ptrace)
     if scope is not None:
-        words = _PTRACE_WORDS.get(scope, "unknown")
+        meaning = _PTRACE_MEANINGS.get(scope, "unknown")
         fix = _PTRACE_FIX if scope else ""
-        yield Check("ptrace", scope == 0, f"ptrace_scope={scope}: {words}", fix)
+        yield Check("ptrace", scope == 0, f"ptrace_scope={scope}: {meaning}", fix)
     paranoid = _number(perf)
     has_perf = shutil.which("perf") is not None
     if paranoid is None:
@@ -148,44 +150,46 @@ def tracing(ptrace: Path = _PTRACE, perf: Path = _PERF) -> Iterator[Check]:
 def _driver() -> Check:
     version = driver_version()
     if not version:
-        return Check("GPU driver", False, "its version is not told here (WSL, or a container)")
+        return Check("GPU driver", False, "version not available here (WSL, or a container)")
     return Check("GPU driver", True, version)
 
 
 def _device(nvml: ModuleType, device: Device, calibrations: list[Calibration]) -> Iterator[Check]:
-    """Yield what there is to say of one device, of a sick one why there is no more."""
+    """Yield the checks of one device; only the error if the device does not respond."""
     found = f"{device.name}, {device.uuid}"
     if device.is_divided:
         found += f", MIG: {len(device.instances)} instances"
     try:
-        told = [_gpm(nvml, device), _calibrated_gpu(nvml, device, calibrations)]
+        checks = [_gpm(nvml, device), _calibrated_gpu(nvml, device, calibrations)]
     except nvml.NVMLError as error:
         fix = (
-            f"ask the driver: nvidia-smi -q -i {device.uuid}; sudo dmesg | grep -i xid; a device "
-            "that is lost returns when the machine is started again"
+            f"see the driver's log: nvidia-smi -q -i {device.uuid}; sudo dmesg | grep -i xid; a "
+            "lost device usually needs a restart of the machine"
         )
-        yield Check("GPU", False, f"{found}, does not answer: {error}", fix)
+        yield Check("GPU", False, f"{found}, does not respond: {error}", fix)
         return
     yield Check("GPU", True, found)
-    yield from told
+    yield from checks
 
 
 def _gpm(nvml: ModuleType, device: Device) -> Check:
     query = getattr(nvml, "nvmlGpmQueryDeviceSupport", None)
     if query is None:
         fix = "pip install -U nvidia-ml-py"
-        return Check("GPM", False, "nvidia-ml-py is older than GPM: it is not read", fix)
+        return Check("GPM", False, "this version of nvidia-ml-py does not support GPM", fix)
     support = ask(nvml, lambda: query(device.handle))
     if support is None or not support.isSupportedDevice:
-        found = "none (before Hopper, or a virtual GPU): --counters auto tells no SM activity"
+        found = (
+            "not supported (before Hopper, or a virtual GPU): --counters auto has no SM activity"
+        )
         return Check("GPM", False, found, _WITHOUT_GPM)
     return Check("GPM", True, "SM activity and memory traffic, with --counters auto")
 
 
 def _cupti() -> Check:
-    """Return which library PM sampling would use, tried in a child, and what it cannot count.
+    """Return the library that PM sampling would use, tried in a child, and what it cannot count.
 
-    The finding holds the reason of each library that cannot be used, also where another one can.
+    The check names the reason for each unusable library, even if another one is usable.
     """
     tried: list[Trial] = []
     try:
@@ -197,24 +201,24 @@ def _cupti() -> Check:
         found = f"no PM sampling: {refused or NO_LIBRARY}"
         return Check("CUPTI", False, found, _how_to_get_cupti())
     used = tried[-1]
-    release = cuda_release(used.version) or "not known"
+    release = cuda_release(used.version) or "unknown"
     found = f"{used.version} (CUDA {release}), {used.path}"
-    for chip, words in sorted(used.missing.items()):
-        found += f"; {chip}: {'does not count ' + ', '.join(words) if words else 'counts all'}"
-    has_bytes = not any("dram_read_bytes" in words for words in used.missing.values())
+    for chip, missing in sorted(used.missing.items()):
+        found += f"; {chip}: {'does not count ' + ', '.join(missing) if missing else 'counts all'}"
+    has_bytes = not any("dram_read_bytes" in missing for missing in used.missing.values())
     return Check(
         "CUPTI", has_bytes, f"{found}. {refused}".rstrip(". "), "" if has_bytes else _NO_BYTES
     )
 
 
 def _how_to_get_cupti() -> str:
-    """Return how to get the library that goes with the driver, as far as that is known."""
+    """Return the instructions to install the library that matches the driver, if it is known."""
     release = driver_version().partition(".")[0]
     is_13 = release.isdecimal() and int(release) >= _CUDA_13_DRIVER
     package = "nvidia-cuda-cupti>=13" if is_13 else "nvidia-cuda-cupti-cu12>=12.9"
     number = 13 if is_13 else 12
     return (
-        f'pip install "{package}", into the Python that samples; or name the toolkit\'s: '
+        f"pip install \"{package}\" into the sampler's Python; or use the toolkit's library: "
         f"{LIBRARY_VARIABLE}=/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.{number}"
     )
 
@@ -228,9 +232,13 @@ def _permission() -> Check:
         found = f"{listed(held_by)} may hold the counters"
         return Check("PM sampling", False, found, how_to_pass(held_by))
     if is_allowed is None:
-        found = "whether it is allowed is not known here: /proc/driver/nvidia/params is not to read"
-        return Check("PM sampling", False, found, _ASK_AS_ADMIN)
-    return Check("PM sampling", True, "allowed, with --counters pm: bytes and SMs within a step")
+        found = "unknown whether it is allowed: /proc/driver/nvidia/params is not readable"
+        return Check("PM sampling", False, found, _SAMPLE_AS_ADMIN)
+    return Check(
+        "PM sampling",
+        True,
+        "allowed, with --counters pm: memory traffic and SM activity within a step",
+    )
 
 
 def _cpu(calibrations: list[Calibration], num_threads: Iterable[int]) -> Iterator[Check]:
@@ -252,21 +260,21 @@ def _calibrated_gpu(nvml: ModuleType, device: Device, calibrations: list[Calibra
     command = f"CUDA_VISIBLE_DEVICES={device.uuid} inferscope calibrate --device cuda:0"
     known = [each for each in of_device if each.driver == driver_version()]
     if of_device and not known:
-        found = f"measured with driver {of_device[0].driver}, which is another now"
+        found = f"outdated: measured with driver {of_device[0].driver}"
         return Check("calibration", False, found, command)
     clocks = tuple(
         ask(nvml, partial(nvml.nvmlDeviceGetMaxClockInfo, device.handle, clock))
         for clock in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM)
     )
     if known and known[0].clocks_mhz not in (None, clocks):
-        found = f"measured with clocks up to {known[0].clocks_mhz} MHz, which are {clocks} now"
+        found = f"outdated: measured with clocks up to {known[0].clocks_mhz} MHz, now {clocks}"
         return Check("calibration", False, found, command)
     return _calibrated("calibration", known, command)
 
 
 def _calibrated(name: str, known: list[Calibration], command: str) -> Check:
     if not known:
-        return Check(name, False, "not calibrated: shares of what is possible are guesses", command)
+        return Check(name, False, "not calibrated: utilization uses estimated peak rates", command)
     newest = known[0]
     models = ", ".join(table.model for table in newest.steps) or "no model"
     days = max(0, int(time.time()) - newest.measured_real_s) // _DAY_S

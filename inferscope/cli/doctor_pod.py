@@ -1,7 +1,7 @@
-"""What `doctor` looks at inside a pod of Kubernetes: the lines that its manifest lacks.
+"""Checks of `doctor` inside a Kubernetes pod: the lines that the pod's manifest lacks.
 
-Engine and collector share the rings' folder and nothing else, so it has to be a volume in both, and
-both have to be told where it is.
+Engine and collector share only the folder of the rings: both containers have to mount it as a
+volume, and both need its path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from inferscope.cli.doctor_device import Check
 
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
-"""The kubelet sets it in every container."""
+"""Variable that the kubelet sets in every container."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _FOLDER = "/run/inferscope"
 _DIR = """in each container:
@@ -36,12 +36,12 @@ env:
 def pod(
     environment: Mapping[str, str], *, has_engine: bool, mounts: Path = _MOUNTS
 ) -> Iterator[Check]:
-    """Look at the container that this runs in; nothing outside a pod.
+    """Yield the checks of the container that this process runs in; none outside a pod.
 
     Args:
-        environment: of this process.
+        environment: environment of this process.
         has_engine: whether an engine with a plug-in is installed here.
-        mounts: what is mounted, as the kernel tells it.
+        mounts: the kernel's table of mounts.
     """
     if not environment.get(IN_A_POD):
         return
@@ -50,25 +50,25 @@ def pod(
         yield Check("pod: rings", False, "INFERSCOPE_DIR is not set", _DIR % _FOLDER)
     where = folder or _FOLDER
     if _is_own(where, mounts):
-        found = f"{where} is the container's own: no other container sees it"
+        found = f"{where} is private to this container: no other container can read it"
         yield Check("pod: volume", False, found, _VOLUME % where)
     elif folder:
-        yield Check("pod: rings", True, f"{folder} is a volume, which containers can share")
+        yield Check("pod: rings", True, f"{folder} is a volume that containers can share")
     if not has_engine:
         return
     if environment.get("INFERSCOPE") != "1":
-        yield Check("pod: engine", False, "INFERSCOPE is not 1: engines are not seen", _SWITCH)
+        yield Check("pod: engine", False, "INFERSCOPE is not 1: engines are not observed", _SWITCH)
     if not environment.get("INFERSCOPE_ENGINE_ID"):
-        found = "INFERSCOPE_ENGINE_ID is not set: engines have made-up names"
+        found = "INFERSCOPE_ENGINE_ID is not set: engines get generated IDs"
         yield Check("pod: name", False, found, _NAME)
 
 
 def _is_own(folder: str, mounts: Path) -> bool:
-    """Tell whether nothing but the container's root is mounted at a folder or above it."""
+    """Return whether only the container's root is mounted at a folder or above it."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False  # nobody can tell
+        return False  # unknown, so no warning
     points = [Path(fields[4]) for line in lines if len(fields := line.split()) > 4]
     wanted = Path(folder)
     return all(str(point) == "/" or not wanted.is_relative_to(point) for point in points)

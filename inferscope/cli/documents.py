@@ -1,7 +1,7 @@
-"""The type of every document that a command prints with `--json`, by command.
+"""Types of the documents that commands print with `--json`, by command.
 
-`docs/json_reference.py` writes `docs/json.md` from it, and the tests decode what commands print
-by it. No command imports this module: it imports the commands.
+`docs/json_reference.py` generates `docs/json.md` from them, and tests decode the commands' output
+with them. No command imports this module, because it imports the commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inferscope.report.shares_text import SharesDocument
 from inferscope.report.text import WhyDocument
 
 LIST, PAGE = "attach (several engines)", "attach URL"
-"""What `attach` prints for a target that is not one engine."""
+"""Names of the documents that `attach` prints for targets other than one engine."""
 
 DOCUMENTS: dict[str, type[Document]] = {
     "attach": SnapshotDocument,

@@ -1,4 +1,4 @@
-"""The list of this host's engines: a table, JSON, and the choice of one on a terminal."""
+"""List of this host's engines: as a table, as JSON, and as a choice on a terminal."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from inferscope.ring.extent import extent_of_rings
 from inferscope.tui.plots import UNKNOWN, duration, fit_name, plain
 
 SOURCE = "engine list"
-MOST_LISTED = 10
+MAX_LISTED = 10
 _ROLES = ("frontend", "core", "worker")
-"""Which process's pid stands for an engine: that of the server that its user started, first."""
+"""Roles in the order in which a process's pid represents its engine: the server comes first."""
 _HEADINGS = ("ENGINE", "PID", "STATE", "ADDRESS", "MODEL")
-_LEAST_MODEL = 12
+_MIN_MODEL_WIDTH = 12
 
 
 class ListedEngine(msgspec.Struct, frozen=True):
     """One engine of the list."""
 
     engine_id: str
-    """Name of the engine, for every command."""
+    """ID of the engine, accepted by every command."""
     model: str | None
     """Served name of the model, else its own name; None where the rings do not hold it."""
     engine: str | None
     """Inference engine with its version; None where the rings do not hold it."""
     pid: int
-    """Process of the server."""
+    """Process ID of the server."""
     pids: tuple[int, ...]
-    """All observed processes."""
+    """Process IDs of all observed processes."""
     addresses: tuple[str, ...]
     """Hosts and ports on which the server listens; empty where they are not known."""
     is_alive: bool
@@ -61,7 +61,7 @@ class EngineList(Document, frozen=True, kw_only=True):
 
 
 def listed(engine: EngineRings) -> ListedEngine:
-    """Describe an engine by its rings and its processes."""
+    """Return the list's entry for an engine, from its rings and its processes."""
     now_ns, real_ns = time.monotonic_ns(), time.time_ns()
     is_alive = engine.is_alive(now_ns)
     rings = _by_role(engine, now_ns)
@@ -84,17 +84,17 @@ def listed(engine: EngineRings) -> ListedEngine:
 
 
 def is_named(target: str, engine: EngineRings) -> bool:
-    """Return whether an engine's id or its model's name begins with the target, in any case."""
+    """Return whether an engine's ID or model name begins with the target, ignoring case."""
     wanted = target.casefold()
     info = description_of_rings(ring.path for ring in reversed(engine.rings))
     names = [engine.engine_id]
     for name in () if info is None else (info.served_name, info.model):
-        names += [name, Path(name).name]  # of meta-llama/Llama-3 its last part, too
+        names += [name, Path(name).name]  # Llama-3 also matches meta-llama/Llama-3
     return bool(wanted) and any(name.casefold().startswith(wanted) for name in names)
 
 
 def engine_table(engines: Sequence[ListedEngine], *, width: int | None = None) -> list[str]:
-    """Write engines as lines under headings; a model's name is cut to `width`, nothing else is."""
+    """Return engines as lines under headings; only model names are cut to fit `width`."""
     rows = [
         _HEADINGS,
         *(
@@ -110,7 +110,7 @@ def engine_table(engines: Sequence[ListedEngine], *, width: int | None = None) -
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     before = sum(widths[:-1]) + 2 * len(widths[:-1])
-    room = widths[-1] if width is None else max(width - before, _LEAST_MODEL)
+    room = widths[-1] if width is None else max(width - before, _MIN_MODEL_WIDTH)
     lines = []
     for row in rows:
         cells = [f"{cell:<{cells}}" for cell, cells in zip(row[:-1], widths, strict=False)]
@@ -120,14 +120,14 @@ def engine_table(engines: Sequence[ListedEngine], *, width: int | None = None) -
 
 
 def write_list(engines: Sequence[EngineRings]) -> None:
-    """Write the newest engines to standard error, beside an error that asks for one of them."""
+    """Write the newest engines to standard error, above an error that asks for one of them."""
     if not engines:
         return
-    shown = [listed(engine) for engine in engines[:MOST_LISTED]]
+    shown = [listed(engine) for engine in engines[:MAX_LISTED]]
     lines = engine_table(shown, width=_terminal_width() - 2)
     sys.stderr.write("".join(f"  {line}\n" for line in lines))
-    if len(engines) > MOST_LISTED:
-        sys.stderr.write(f"  … {len(engines) - MOST_LISTED} more, older\n")
+    if len(engines) > MAX_LISTED:
+        sys.stderr.write(f"  … {len(engines) - MAX_LISTED} more, older\n")
 
 
 def list_json(engines: Sequence[EngineRings]) -> str:
@@ -136,16 +136,16 @@ def list_json(engines: Sequence[EngineRings]) -> str:
 
 
 def ask_which(engines: list[EngineRings]) -> EngineRings:
-    """Ask on the terminal which engine is meant.
+    """Ask on the terminal for one of the engines, and return it.
 
     Raises:
-        NotFound: none was chosen.
+        NotFound: the user chose none.
     """
     lines = engine_table([listed(engine) for engine in engines], width=_terminal_width() - 5)
     sys.stderr.write(f"     {lines[0]}\n")
     sys.stderr.write("".join(f"{i:>3}  {line}\n" for i, line in enumerate(lines[1:], 1)))
     while True:
-        sys.stderr.write(f"Which one? 1-{len(engines)}, or q to leave [1]: ")
+        sys.stderr.write(f"Which engine? 1-{len(engines)}, or q to quit [1]: ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if answer.strip() in ("q", "quit") or not answer:
@@ -156,7 +156,7 @@ def ask_which(engines: list[EngineRings]) -> EngineRings:
 
 
 def _by_role(engine: EngineRings, now_ns: int) -> list[RingFile]:
-    """Return an engine's rings, the server's first, of which those of processes that run."""
+    """Return an engine's rings: running processes first, then by role, rank and start."""
 
     def order(ring: RingFile) -> tuple[bool, int, int, int]:
         me = ring.identity
@@ -177,7 +177,7 @@ def _state(engine: ListedEngine) -> str:
 
 
 def _terminal_width() -> int:
-    """Return the width of the terminal that standard error is; unbounded where it is none."""
+    """Return the width of the terminal on standard error; 1000 if it is not a terminal."""
     if not sys.stderr.isatty():
         return 1000
     try:

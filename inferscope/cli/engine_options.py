@@ -1,4 +1,4 @@
-"""Options of the reference engine that `serve` and `demo` share."""
+"""Options of the reference engine shared by `serve` and `demo`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from inferscope.engine.config import EngineOptions
 
 
 def add_cache_options(group: argparse._ArgumentGroup) -> None:
-    """Add the switches of the KV cache."""
+    """Add the options of the KV cache."""
     group.add_argument(
         "--block-tokens", type=int, default=EngineOptions().block_tokens, metavar="N",
-        help="tokens in one KV block, 1 to 1024 (%(default)s)",
+        help="tokens per KV block, 1 to 1024 (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--no-prefix-cache", action="store_true",
-        help="compute every prompt in full, even if an earlier one began alike",
+        help="compute every prompt in full, without reuse of shared prefixes",
     )  # fmt: skip

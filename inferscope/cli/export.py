@@ -1,4 +1,4 @@
-"""Turn a recording, a ring or a folder of rings into another format."""
+"""Export a recording, a ring or a folder of rings in another format."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from inferscope.private import private_file
 from inferscope.records import Record, Tick
 
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}
-_LOOK_NS = 1_000_000_000
+_SNAPSHOT_INTERVAL_NS = 1_000_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="a recording, a ring or a folder of rings"
+        "file", type=Path, metavar="FILE", help="recording (.isr), ring (.ring) or folder of rings"
     )
     parser.add_argument("--format", help=f"one of: {', '.join(exporter_names())} (default: jsonl)")
     parser.add_argument(
         "-o",
         "--out",
-        help="the file or folder to write, - for stdout (default: stdout, or on a terminal "
-        "FILE's name with the format's suffix, in the current folder)",
+        help="file or folder to write, - for stdout (default: stdout; on a terminal, FILE's name "
+        "with the format's suffix in the current folder)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_refit(parser)
     parser.epilog = """examples:
   inferscope export demo.isr --format jsonl > demo.jsonl
@@ -62,29 +62,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export the file."""
+    """Export the file in the chosen format."""
     form = _format_of(options)
     suffix = _suffix_of(form)
-    # A redirection may name our default file: nothing else may be written then.
+    # The user may redirect stdout to the default file, so a redirection writes only to stdout.
     is_stdout = options.out == "-" or (options.out is None and not sys.stdout.isatty())
     into_folder = load_folder_exporter(form)
     if into_folder is not None and is_stdout:
-        raise BadInput(f"{form} writes a folder, not to stdout. Name it with -o PATH.")
+        raise BadInput(
+            f"{form} writes a folder and cannot write to stdout. Name the folder with -o PATH."
+        )
     # The source is opened twice so that a bad one leaves no empty file behind.
     open_source(options.file).close()
     named = options.file if options.file.name else options.file.resolve()
     target = Path(options.out or named.with_suffix(suffix).name)
     if into_folder is not None:
         source = _export_folder(options, into_folder, target)
-        return _say(options, source, target)
+        return _report(options, source, target)
     make = load_exporter(form)
     if not is_stdout and target.exists() and target.samefile(options.file):
-        raise BadInput(f"{target} is what is to be exported. Choose another --out.")
-    # Written beside and put in place when it is whole: a failed export replaces nothing. What is
-    # there and no file (a pipe, a device) is written to as it is.
+        raise BadInput(f"--out {target} is the file to export. Choose another path.")
+    # Written to a temporary file and renamed when complete: a failed export replaces nothing. An
+    # existing target that is not a regular file (a pipe, a device) is written to directly.
     has_place = is_stdout or (target.exists() and not target.is_file())
     if not has_place and target.exists() and not options.force:
-        raise BadInput(f"{target} exists. Replace it with --force, or choose another --out.")
+        raise BadInput(f"--out {target} exists. Overwrite it with --force, or choose another path.")
     written = target if has_place else target.with_name(f"{target.name}.{os.getpid()}.partial")
     stdout = contextlib.nullcontext(sys.stdout.buffer)
     try:
@@ -97,19 +99,19 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(error, BrokenPipeError):
             raise
         where = "standard output" if is_stdout else target
-        raise BadInput(f"cannot write {where}: {error.strerror}. Choose another place.") from error
+        raise BadInput(f"cannot write {where}: {error.strerror}. Choose another path.") from error
     finally:
         if not has_place:
             with contextlib.suppress(OSError):
                 written.unlink()
-    return _say(options, source, None if is_stdout else target)
+    return _report(options, source, None if is_stdout else target)
 
 
 def _format_of(options: argparse.Namespace) -> str:
     """Return the format to write.
 
     Raises:
-        BadInput: no format is given, and the output's suffix is not the default format's.
+        BadInput: no format is given, and the output has the suffix of a non-default format.
     """
     if options.format is not None:
         given: str = options.format
@@ -118,7 +120,7 @@ def _format_of(options: argparse.Namespace) -> str:
     others = [name for name in exporter_names() if _suffix_of(name) == suffix != ".jsonl"]
     if others:
         raise BadInput(
-            f"--out {options.out} has the suffix of another format than jsonl, the default. "
+            f"--out {options.out} does not have the suffix of jsonl, the default format. "
             f"Give --format {' or --format '.join((*others, 'jsonl'))}."
         )
     return "jsonl"
@@ -128,10 +130,10 @@ def _suffix_of(form: str) -> str:
     return _SUFFIXES.get(form, f".{form}")
 
 
-def _say(
+def _report(
     options: argparse.Namespace, source: RingSource | RecordingSource, target: Path | None
 ) -> int:
-    """Print the source's notes and what was written, with its format where none was given."""
+    """Print the source's notes and the written path, with the format if none was given."""
     for note in source.notes():
         sys.stderr.write(f"inferscope: {options.file}: {one_line(note)}\n")
     if target is not None:
@@ -151,7 +153,7 @@ def _open(
 
 
 def _export(options: argparse.Namespace, exporter: Exporter) -> RingSource | RecordingSource:
-    """Fold a file into an exporter; of a living engine, what there is by now."""
+    """Fold a file into an exporter; for a running engine, up to the newest record."""
     listen = exporter.listen if isinstance(exporter, Listening) else None
     source = _open(options, exporter, listen)
     try:
@@ -165,7 +167,7 @@ def _export(options: argparse.Namespace, exporter: Exporter) -> RingSource | Rec
 def _export_folder(
     options: argparse.Namespace, make: Callable[[Path], FolderExporter], target: Path
 ) -> RingSource | RecordingSource:
-    """Fold a file into an exporter of a folder, which is put in place when it is whole."""
+    """Fold a file into an exporter of a folder, which is renamed to `target` when complete."""
     open_source(options.file).close()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"--out {target} exists and is not an empty folder. Choose another path.")
@@ -174,7 +176,7 @@ def _export_folder(
             tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".partial", dir=target.parent)
         )
     except OSError as error:
-        raise BadInput(f"cannot write {target}: {error.strerror}. Choose another place.") from error
+        raise BadInput(f"cannot write {target}: {error.strerror}. Choose another path.") from error
     try:
         exporter = make(written)
         source = _feed(options, exporter)
@@ -186,23 +188,27 @@ def _export_folder(
 
 
 def _feed(options: argparse.Namespace, exporter: FolderExporter) -> RingSource | RecordingSource:
-    """Fold a file into an exporter that looks at it once in a second of the recording."""
-    looked_ns: int | None = None
+    """Fold a file into an exporter, with a snapshot for each second of the recording."""
+    last_ns: int | None = None
 
-    def look(mode: str) -> None:
-        view = snapshot(source.collector, window_ns=_LOOK_NS, mode=mode, max_requests=0)
+    def pass_snapshot(mode: str) -> None:
+        view = snapshot(
+            source.collector, window_ns=_SNAPSHOT_INTERVAL_NS, mode=mode, max_requests=0
+        )
         exporter.look(view)
 
     def listen(ring: int, record: Record) -> None:
-        nonlocal looked_ns
-        if isinstance(record, Tick) and (looked_ns is None or record.t_ns - looked_ns >= _LOOK_NS):
-            looked_ns = record.t_ns
-            look("replay")
+        nonlocal last_ns
+        if not isinstance(record, Tick):
+            return
+        if last_ns is None or record.t_ns - last_ns >= _SNAPSHOT_INTERVAL_NS:
+            last_ns = record.t_ns
+            pass_snapshot("replay")
 
     source = _open(options, exporter, listen)
     try:
         catch_up(source)
-        look("ended")
+        pass_snapshot("ended")
     finally:
         source.close()
     return source

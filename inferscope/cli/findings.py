@@ -1,9 +1,9 @@
-"""Say which of the classic mistakes a run shows, with its numbers and what to try.
+"""Detect common performance problems in a run and suggest fixes.
 
-Judged is a recording, a ring, a folder of rings, or an engine by pid or id; without one, the only
-engine that runs here. Of a living engine, what its rings hold is judged. Each finding says what was
-measured and what is modelled, what would have been without it, to first order, and what to try.
-With objectives it also says which of them the run missed, and for what.
+Analyze a recording, ring, directory or engine (default: the only running engine). For a running
+engine, the analysis covers the records that its rings hold. Each finding shows measured and
+modelled figures, a first-order estimate of the run without the problem, and a fix to try. With
+--slo it also lists the missed objectives and the main causes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inferscope.report.findings import findings_json, findings_text
 from inferscope.slo.objectives import read_objectives
 
 _WIDTH = 100
-"""At most: sentences in longer lines are hard to read."""
+"""Maximum line width in columns: longer lines are hard to read."""
 _PATIENCE_S = 600.0
 
 
@@ -32,10 +32,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="FILE|DIR|PID|ID",
-        help="a recording, ring or folder, or an engine (default: the only one running)",
+        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)",
     )
     parser.add_argument(
-        "--slo", type=Path, metavar="FILE", help="objectives to count good and bad requests by"
+        "--slo",
+        type=Path,
+        metavar="FILE",
+        help="file of SLO objectives; adds the objectives that the run missed",
     )
     add_refit(parser)
     how = parser.add_argument_group("output")
@@ -43,14 +46,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--ascii", action="store_true", help="write plain characters")
     parser.epilog = """examples:
   inferscope findings demo.isr
-  inferscope findings                       of the only engine running, up to now
+  inferscope findings                       the only running engine, up to now
   inferscope findings demo.isr --slo slo.yaml
   inferscope findings 41233 --json | jq '.engines[].findings[].id'
 """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Judge the run."""
+    """Analyze the run and print its findings."""
     watch, promised = RunSummarizer(), None
     if options.slo is None:
         source = fold_all(
@@ -78,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
         )
     found = findings(watch, promised)
     if not found:
-        raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
+        raise NotFound(
+            f"{source.title} holds no records of an engine. Record while the engine serves."
+        )
     if options.json:
         sys.stdout.write(findings_json(found))
         return 0

@@ -1,4 +1,4 @@
-"""All that a recording or an engine's rings hold, folded for a command that only sums up."""
+"""Fold of a whole recording or of an engine's rings, for commands that print a summary."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def fold_all(
     watch: Callable[[Collector], None] | None = None,
     refit: bool = False,
 ) -> RingSource | RecordingSource:
-    """Fold what is there by now; say on stderr what of a recording is damaged.
+    """Fold all existing records; report damage of a recording on standard error.
 
     Args:
-        target: a recording, ring, folder, pid or id; None for the only engine running.
-        sink: receives what is final.
-        patience_s: for an engine that writes faster than it can be read.
-        listen: called with every record, by its ring.
-        watch: called with the fold, before its first record.
-        refit: price all steps with the cost models of the whole recording.
+        target: recording, ring, folder, pid or ID; None for the only running engine.
+        sink: receiver of the final records.
+        patience_s: maximum time to catch up with a running engine, in seconds.
+        listen: callback for every record, with the index of its ring.
+        watch: callback for the fold, called before its first record.
+        refit: whether the whole recording's cost models price all steps.
 
     Returns:
-        the source, closed: its title and its collector are there.
+        The source, closed; its title and its collector stay usable.
 
     Raises:
-        NotFound: nothing is there.
-        UnreadableFile: it cannot be read.
-        BadInput: what runs cannot be priced again.
+        NotFound: the target does not exist.
+        UnreadableFile: the target's file cannot be read.
+        BadInput: `refit` is set for a running engine.
     """
     source = _refit(target, sink, listen) if refit else _open(target, sink, listen)
     if watch is not None:
@@ -62,11 +62,11 @@ def fold_all(
 
 
 def add_refit(parser: argparse.ArgumentParser) -> None:
-    """Add the option that prices a recording again."""
+    """Add the option that prices all steps with the final cost models."""
     parser.add_argument(
         "--refit",
         action="store_true",
-        help="read the file twice, and price all steps with the cost models of its end",
+        help="read the file twice and price all steps with the cost models fitted by its end",
     )
 
 

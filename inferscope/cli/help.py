@@ -1,6 +1,6 @@
-"""Explain InferScope, or one of its commands.
+"""Print the help text of InferScope or of one command.
 
-`inferscope help COMMAND` is `inferscope COMMAND --help`.
+`inferscope help COMMAND` and `inferscope COMMAND --help` print the same text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from inferscope.cli.main import build_parser, check_command
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("about", nargs="*", metavar="COMMAND", help="(default: all of them)")
+    parser.add_argument(
+        "about", nargs="*", metavar="COMMAND", help="command to explain (default: list all)"
+    )
     parser.epilog = """examples:
   inferscope help
   inferscope help attach

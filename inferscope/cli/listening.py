@@ -1,4 +1,4 @@
-"""On which addresses a process listens, from /proc: what a user types into curl."""
+"""Addresses on which a process listens, read from /proc, in the form that curl accepts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from inferscope.ring.discovery import RingFile
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
+"""State of a listening socket in /proc/net/tcp."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 
 
 def listening_addresses(ring: RingFile) -> list[str]:
     """Return host and port of each TCP socket on which the writer of a ring listens.
 
-    Empty where the kernel does not let this user look, where the pid is another process's (it was
-    read in another pid namespace), and where the process has a network of its own: its addresses
-    lead nowhere from here.
+    The list is empty if the kernel denies this user access, if the pid belongs to another process
+    (the ring was written in another pid namespace), and if the process is in another network
+    namespace: its addresses are not reachable from here.
     """
     process = _PROC / str(ring.identity.pid)
     try:
@@ -34,7 +34,7 @@ def listening_addresses(ring: RingFile) -> list[str]:
             try:
                 status = each.stat()
             except OSError:
-                continue  # closed since, or a file that is gone
+                continue  # closed or deleted meanwhile
             is_writer = is_writer or os.path.samestat(status, ring_file)
             if stat.S_ISSOCK(status.st_mode):
                 sockets.add(status.st_ino)
@@ -48,17 +48,17 @@ def listening_addresses(ring: RingFile) -> list[str]:
 
 
 def _rows(table: Path) -> list[tuple[int, str]]:
-    """Return inode and address of each listening socket of a table of the kernel."""
+    """Return the inode and address of each listening socket in a kernel table."""
     found = []
     for line in table.read_text(encoding="ascii").splitlines()[1:]:
-        words = line.split()
-        if words[3] == _LISTEN:
-            found.append((int(words[9]), _address(words[1])))
+        fields = line.split()
+        if fields[3] == _LISTEN:
+            found.append((int(fields[9]), _address(fields[1])))
     return found
 
 
 def _address(hexadecimal: str) -> str:
-    """Write `0100007F:1F40` as 127.0.0.1:8000: the address is in host order, by 32 bits."""
+    """Return `0100007F:1F40` as 127.0.0.1:8000: the address is 32-bit words in host order."""
     host_hex, _, port = hexadecimal.partition(":")
     words = [int(host_hex[at : at + 8], 16) for at in range(0, len(host_hex), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6

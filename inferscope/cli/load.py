@@ -1,12 +1,12 @@
-"""Send an OpenAI-compatible server a load whose requests leave on time, however late it answers.
+"""Send requests to an OpenAI-compatible server on a fixed schedule and measure latencies.
 
-The loop is open: arrivals are drawn beforehand from the seed, and no request waits for another.
-There is no --max-concurrency, on purpose: with one, a slow server would be sent less, and the waits
-it caused would be missing from its own figures (coordinated omission). --most-open only protects
-this machine; what it refuses is counted and never delayed.
+The load is open-loop: arrival times come from the seed, and no request waits for another one.
+There is no --max-concurrency on purpose. It would send a slow server fewer requests, and the
+figures would omit the waits that the server caused (coordinated omission). --most-open only
+protects this machine: requests beyond it are refused and counted, never delayed.
 
-Ctrl-C stops the sending, waits up to five seconds for what is under way (a second one does not
-wait), prints the summary and leaves with 130. Otherwise: 0, or 1 if no request finished.
+Ctrl-C stops sending, waits up to 5 s for open requests (a second Ctrl-C does not wait), prints the
+summary and exits with 130. Otherwise the exit code is 0, or 1 if no request finished.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ _INTERRUPTED = 130
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")
+    parser.add_argument(
+        "url", metavar="URL", help="address of the server, such as http://127.0.0.1:8000"
+    )
     add_arrivals(parser.add_argument_group("when"))
     add_requests(parser.add_argument_group("what"))
     add_server(parser.add_argument_group("how"))
     out = parser.add_argument_group("output")
-    out.add_argument("--out", type=Path, help="write a line of JSON for each request")
+    out.add_argument(
+        "--out", type=Path, metavar="FILE", help="write each request's times as a JSON line"
+    )
     out.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.epilog = """examples:
   inferscope load http://127.0.0.1:8000 --rate 4 --duration 60 --out client.jsonl
@@ -67,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         ignores_eos=has_lengths(options) if options.ignore_eos is None else options.ignore_eos,
         temperature=options.temperature,
         sends_seed=options.sampling_seeds,
-        most_open=_room_for(options.most_open),
+        most_open=_connection_limit(options.most_open),
         duration_s=seconds_of(options),
         counts_words=has_lengths(options) and options.tokens_per_word is None,
         tokens_per_word=options.tokens_per_word,
@@ -81,16 +85,16 @@ def run(options: argparse.Namespace) -> int:
         if options.out is None:
             raise
         raise BadInput(
-            f"cannot write {options.out}: {error.strerror}. Choose another place."
+            f"cannot write {options.out}: {error.strerror}. Choose another path."
         ) from error
-    return _tell(options, outcome)
+    return _print_outcome(options, outcome)
 
 
-def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
-    """Print the summary; return the exit code.
+def _print_outcome(options: argparse.Namespace, outcome: Outcome) -> int:
+    """Print the summary and return the exit code.
 
     Raises:
-        InferScopeError: not one request finished, or none was due.
+        InferScopeError: no request finished, or none was due.
     """
     summary = outcome.summary
     if options.json:
@@ -111,8 +115,8 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
         sys.stdout.write(summary_text(summary))
         if outcome.words is not None and not outcome.words.is_measured:
             sys.stdout.write(
-                "Prompt lengths are approximate: the server has no /tokenize, so each word was "
-                f"taken for {outcome.words.tokens_per_word:g} token.\n"
+                "Prompt lengths are approximate: the server has no /tokenize, so each word counts "
+                f"as {outcome.words.tokens_per_word:g} tokens.\n"
             )
     sys.stdout.flush()
     if outcome.was_interrupted:
@@ -128,7 +132,7 @@ def _tell(options: argparse.Namespace, outcome: Outcome) -> int:
         raise InferScopeError(
             f"none of {summary.scheduled} requests finished: {num} x {kind}"
             + (f" ({example})" if example else "")
-            + ". Look at the server's own log."
+            + ". See the server's log."
         )
     return 0
 
@@ -142,8 +146,8 @@ def _api_key(variable: str | None) -> str | None:
     return key
 
 
-def _room_for(most_open: int) -> int:
-    """Return how many connections this process may have, having asked for as many as wanted."""
+def _connection_limit(most_open: int) -> int:
+    """Raise the process's file limit for `most_open` connections; return the allowed number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most_open + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

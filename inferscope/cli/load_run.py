@@ -1,4 +1,4 @@
-"""Drives a load from the first question about the server to its summary."""
+"""Run of a load: finds the server's model, sends the requests and sums up the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from inferscope.cli.saying import say
+from inferscope.cli.status_line import write_status
 from inferscope.cli.terminal import can_draw
 from inferscope.load.chunks import Endpoint
 from inferscope.load.http import HttpClient, HttpOptions, open_session
@@ -27,19 +27,19 @@ from inferscope.private import private_file
 _GRACE_S = 5.0
 _REFRESH_S = 0.5
 _LOG_S = 5.0
-"""Between lines on a standard error that is not a terminal."""
+"""Interval in seconds between lines on a standard error that is not a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A load to run.
+    """Settings of a load.
 
     Attributes:
-        counts_words: whether the server's tokenizer decides how many words a prompt has.
-        tokens_per_word: what decides it otherwise, where it matters.
-        has_parts: requests say what is what in their prompts.
-        out: the file for each request's times.
-        asks: returns the load, given the tokenizer's answer if it was asked.
+        counts_words: whether the server's tokenizer determines the number of words in a prompt.
+        tokens_per_word: ratio that determines it otherwise; None if prompts have no set length.
+        has_parts: whether requests declare the parts of their prompts.
+        out: file for each request's times.
+        asks: function that returns the load, given the measured tokens per word, if any.
     """
 
     url: str
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a load."""
 
     url: str
     model: str
@@ -71,12 +71,12 @@ class Outcome:
 
 
 async def drive(run: Run) -> Outcome:
-    """Run a load; write each request as it ends.
+    """Run a load, and write each request's times when it ends.
 
     Raises:
-        NotFound: the server is not there.
-        BadInput: it names no model.
-        OSError: the file can be written no more.
+        NotFound: the server does not respond.
+        BadInput: the server names no model.
+        OSError: writing the file failed.
     """
     async with open_session(api_key=run.api_key) as session:
         model, is_counting = await find_model(session, run.url, run.model)
@@ -101,7 +101,7 @@ async def drive(run: Run) -> Outcome:
             ),
         )
         tally = LoadStats()
-        # Opened, and an older one emptied, only now that there is a server to write about.
+        # Opened, which truncates an existing file, only after the server has responded.
         with private_file(run.out) if run.out else contextlib.nullcontext() as out:
             sink = _Sink(tally, out)
             loop = OpenLoop(client, run.asks(words), sink.take, most_open=run.most_open)
@@ -114,7 +114,7 @@ async def drive(run: Run) -> Outcome:
 
 
 class _Sink:
-    """Takes requests as they end; a file that fails stops the load instead of losing lines."""
+    """Receiver of ended requests; a write error stops the load, so that no line is lost."""
 
     def __init__(self, tally: LoadStats, out: IO[bytes] | None) -> None:
         self._tally = tally
@@ -141,7 +141,7 @@ class _Sink:
 
 @contextlib.contextmanager
 def _interruptible(load: OpenLoop) -> Iterator[asyncio.Event]:
-    """Turn Ctrl-C and SIGTERM into an end of the sending, and the second into an end at once."""
+    """Make the first Ctrl-C or SIGTERM stop the sending, and the second one stop the load."""
     loop = asyncio.get_running_loop()
     interruption = asyncio.Event()
 
@@ -164,7 +164,7 @@ def _interruptible(load: OpenLoop) -> Iterator[asyncio.Event]:
 
 @asynccontextmanager
 async def _shown(load: OpenLoop, tally: LoadStats) -> AsyncIterator[None]:
-    """Keep one line on the terminal up to date; elsewhere write one every few seconds."""
+    """Update a line of progress on a terminal; elsewhere write a line every few seconds."""
     began_s = time.monotonic()
 
     def line() -> str:
@@ -196,4 +196,4 @@ async def _redraw(line: Callable[[], str]) -> None:
 async def _log(line: Callable[[], str]) -> None:
     while True:
         await asyncio.sleep(_LOG_S)
-        say(f"load: {line()}")
+        write_status(f"load: {line()}")

@@ -1,4 +1,4 @@
-"""See where a live LLM request's time went: prefill or decode, queue or interference."""
+"""Observe live LLM inference: see where each request's time goes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from difflib import get_close_matches
 from typing import Any
 
 from inferscope import __version__
-from inferscope.cli.terminal import print_what_is_encodable
+from inferscope.cli.terminal import replace_unencodable
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.foreign import one_line
 
 COMMANDS = {
-    "demo": "a real engine under load, on this machine, and the live screen over it",
-    "serve": "a model behind an OpenAI-compatible API, on the reference engine",
-    "run": "any command (vLLM, SGLang, a script) with the probe switched on",
-    "attach": "the live screen over a running engine, with history",
-    "record": "write what an engine does into a file",
-    "replay": "show a recording or rings at the pace at which they were made",
-    "why": "one request: where its time went, in sentences",
+    "demo": "run a real engine under load on this machine, with the live screen",
+    "serve": "serve a model on an OpenAI-compatible API with the reference engine",
+    "run": "run a command (vLLM, SGLang, a script) with the probe switched on",
+    "attach": "show the live screen of a running engine, with its history",
+    "record": "record a running engine into a file",
+    "replay": "replay a recording or rings on the screen",
+    "why": "explain where one request's time went",
     "shares": "divide the device's time by request, tenant, phase or model",
-    "findings": "one run: which of the classic mistakes it shows, and what to try",
-    "collect": "headless: export what all engines of this host do, and keep incidents",
-    "slo": "objectives: what a file of them means, and Prometheus' rules for them",
-    "sampler": "sample what GPUs and the host count, for all engines here",
-    "export": "turn a recording into JSON Lines, Parquet or a Perfetto trace",
-    "load": "send a server requests on a schedule, and time its answers",
-    "profile": "the kernels of a running engine, by phase, for a few seconds",
-    "calibrate": "measure what this device can do, for the cost model to begin with",
-    "doctor": "say what this machine allows, and how to get what is missing",
+    "findings": "detect common performance problems and suggest fixes",
+    "collect": "export metrics and records of all engines of this host, and pin incidents",
+    "slo": "explain SLO objectives, evaluate a recording, write Prometheus rules",
+    "sampler": "sample hardware counters of GPUs and host for all engines here",
+    "export": "export a recording as JSON Lines, Parquet or a Perfetto trace",
+    "load": "send requests to a server on a fixed schedule and measure latencies",
+    "profile": "profile a running engine's kernels by phase for a few seconds",
+    "calibrate": "measure device rates to initialize the cost model",
+    "doctor": "check this machine's capabilities and how to enable missing ones",
     "on": "switch an engine's probe on",
     "off": "switch an engine's probe off",
-    "completion": "a script that completes commands and options in a shell",
-    "help": "explain a command",
+    "completion": "print a script for command completion in a shell",
+    "help": "print the help text of a command",
     "version": "print the version",
 }
 _MODULES = {"on": "switch", "off": "switch"}
@@ -59,10 +59,12 @@ _EXTRAS = {
 _INTERRUPTED = 130
 
 _EPILOG = """examples:
-  inferscope demo                      start here: nothing else is needed
+  inferscope demo                      start here: needs no model, GPU or server
   inferscope run -- vllm serve MODEL   observe a server from its start
-  inferscope attach                    the only engine running here, or a list of them
-  inferscope attach demo.isr --once    one look at a recording, as text
+  inferscope attach                    show the only running engine, or list the engines
+  inferscope attach demo.isr --once    print a snapshot of a recording as text
+
+`inferscope help COMMAND` describes a command and its options.
 """
 
 
@@ -73,21 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said, not even at exit.
+        # The reader of stdout has exited; flushing at exit would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    print_what_is_encodable()
-    words = list(sys.argv[1:] if argv is None else argv) or ["help"]
-    asked = next((word for word in words if not word.startswith("-")), None)
+    replace_unencodable()
+    args = list(sys.argv[1:] if argv is None else argv) or ["help"]
+    command_name = next((arg for arg in args if not arg.startswith("-")), None)
     try:
-        if asked is not None:
-            check_command(asked)
-        options = build_parser([] if asked is None else [asked]).parse_args(words)
-        print_what_is_encodable(is_json=getattr(options, "json", False) is True)
+        if command_name is not None:
+            check_command(command_name)
+        options = build_parser([] if command_name is None else [command_name]).parse_args(args)
+        replace_unencodable(is_json=getattr(options, "json", False) is True)
         command = importlib.import_module(_module(options.command))
         code: int = command.run(options)
         sys.stdout.flush()
@@ -111,19 +113,20 @@ def _module(command: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests an option, a verb or a choice where one is not known.
+    """Parser that suggests the nearest option, verb or choice for an unknown one.
 
-    Options cannot be abbreviated: a later option with the same beginning would break scripts.
+    Options cannot be abbreviated: a new option with the same beginning would break scripts.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Take what argparse takes; it makes the parsers of commands and verbs itself."""
+        """Take argparse's settings, and disable abbreviations for parsers of commands too."""
         super().__init__(**{**settings, "allow_abbrev": False})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; refuse what this parser does not know.
+        """Parse as argparse does, and reject unknown arguments.
 
-        A command's parser is asked for known arguments alone: the error would name no command.
+        argparse reports a command's unknown arguments in the main parser, whose error would not
+        name the command.
         """
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -136,7 +139,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a value outside of the choices of the action; suggest the nearest choice."""
+        """Reject a value that is not a choice of the action, and suggest the nearest choice."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -147,10 +150,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def check_command(name: str) -> None:
-    """Refuse a command that does not exist.
+    """Reject an unknown command.
 
     Raises:
-        BadInput: it does not, with the nearest that does.
+        BadInput: the command does not exist; the error suggests the nearest one.
     """
     if name not in COMMANDS:
         found = get_close_matches(name, COMMANDS, n=1)
@@ -159,10 +162,10 @@ def check_command(name: str) -> None:
 
 
 def build_parser(configured: Collection[str]) -> argparse.ArgumentParser:
-    """Return the parser, with the options of some commands.
+    """Return the parser of all commands, with the options of those in `configured`.
 
     Args:
-        configured: these commands; each is imported for its options.
+        configured: commands to import for their options.
     """
     parser = _Parser(
         prog="inferscope",

@@ -1,4 +1,4 @@
-"""`attach http://…`: a server that is not observed, by its /metrics page."""
+"""Command `attach http://…`: a server that is not observed, shown from its /metrics page."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from inferscope.json_document import json_line
 from inferscope.metrics_page.fetch import page_url
 from inferscope.metrics_page.view import PageSource, PageView
 
-_BETWEEN_LOOKS_S = 1.0
+_RATE_WINDOW_S = 1.0
 
 
 def show_page(options: argparse.Namespace) -> int:
-    """Show the target's page live, or print one look at it.
+    """Show the target's page live, or print one view of it.
 
     Raises:
-        BadInput: the target is no server's address, or an option needs a past.
-        NotFound: there is no page of a known server.
+        BadInput: the target is not a server's address, or an option needs history.
+        NotFound: the address has no page of a known server.
     """
     target = options.target
     url = page_url(target if "://" in target else f"http://{target}")
     if options.since is not None or options.at is not None:
-        raise BadInput("a metrics page has no past. Leave out --since and --at.")
+        raise BadInput("a metrics page has no history. Leave out --since and --at.")
     source = PageSource(url)
     window_ns = round((options.window or 60.0) * 1e9)
     try:
         if options.once or options.json or not can_draw():
-            _print(_two_looks(source, window_ns), options)
+            _print(_view_with_rates(source, window_ns), options)
         else:
-            source.view(window_ns)  # what cannot be read is said here, not on a screen
+            source.view(window_ns)  # raises before the screen opens if the page is unreadable
             from inferscope.tui.page_app import PageApp
 
             PageApp(source, window_ns=window_ns, ascii=options.ascii).run()
@@ -43,10 +43,10 @@ def show_page(options: argparse.Namespace) -> int:
     return 0
 
 
-def _two_looks(source: PageSource, window_ns: int) -> PageView:
-    """Look twice, for rates; latencies are those since the server began."""
+def _view_with_rates(source: PageSource, window_ns: int) -> PageView:
+    """Return a view with rates, from two readings; its latencies are since the server's start."""
     first = source.view(window_ns)
-    time.sleep(_BETWEEN_LOOKS_S)
+    time.sleep(_RATE_WINDOW_S)
     second = source.view(window_ns)
     return msgspec.structs.replace(
         second,

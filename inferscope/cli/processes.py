@@ -1,4 +1,4 @@
-"""Processes around a pid, and the command line that one was started with."""
+"""Ancestors and descendants of a process, and its command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITH_AN_ENGINE = ("serve", "demo")
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return a process's parent, its parent and so on; what began the machine is not among them."""
+    """Return a process's ancestors, the parent first and without process 1."""
     found: list[int] = []
     parent = _parent(pid)
     while parent > 1 and parent not in found:
@@ -25,7 +25,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes that a process started, and those that they started."""
+    """Return the processes that a process started, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for each in _PROC.iterdir():
         if each.name.isdigit():
@@ -41,42 +41,42 @@ def descendants(pid: int) -> set[int]:
 
 
 def run_command(pid: int) -> str | None:
-    """Return the command that starts a process again, observed; None where there is none."""
-    words = command_line(pid)
-    if not words or own_command(words) is not None or not is_python(words):
+    """Return the command that starts a process again with the probe; None if there is none."""
+    argv = command_line(pid)
+    if not argv or own_command(argv) is not None or not is_python(argv):
         return None
-    return f"inferscope run -- {shlex.join(words)}"
+    return f"inferscope run -- {shlex.join(argv)}"
 
 
 def command_line(pid: int) -> list[str]:
-    """Return a process's program and arguments; none of a kernel thread or an ended process."""
+    """Return a process's program and arguments; empty for a kernel thread or an ended process."""
     try:
         given = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return []
-    words = [os.fsdecode(word) for word in given.removesuffix(b"\0").split(b"\0")]
-    return words if words[0] else []
+    argv = [os.fsdecode(arg) for arg in given.removesuffix(b"\0").split(b"\0")]
+    return argv if argv[0] else []
 
 
-def is_python(words: Sequence[str]) -> bool:
+def is_python(argv: Sequence[str]) -> bool:
     """Return whether a command line is that of a Python interpreter."""
     try:
-        return find_target(words, os.environ).interpreter is not None
-    except BadInput:  # a title that the process gave itself, or a program not in our PATH
+        return find_target(argv, os.environ).interpreter is not None
+    except BadInput:  # a title set by the process, or a program not in our PATH
         return False
 
 
-def own_command(words: Sequence[str]) -> str | None:
-    """Return the command of InferScope that a command line runs; None if it may be an engine's."""
-    for at, word in enumerate(words[:3]):
-        if Path(word).name == "inferscope":
-            command = next((word for word in words[at + 1 :] if not word.startswith("-")), "")
+def own_command(argv: Sequence[str]) -> str | None:
+    """Return the InferScope command that a command line runs; None if it may run an engine."""
+    for at, arg in enumerate(argv[:3]):
+        if Path(arg).name == "inferscope":
+            command = next((arg for arg in argv[at + 1 :] if not arg.startswith("-")), "")
             return None if command in _WITH_AN_ENGINE else f"inferscope {command}".strip()
     return None
 
 
 def _parent(pid: int) -> int:
-    """Return a process's parent, 0 for none."""
+    """Return a process's parent; 0 if there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,9 +1,9 @@
-"""Look at the kernels of a running engine for a few seconds: which, in which phase, for how long.
+"""Profile the kernels of a running engine by phase for a few seconds.
 
-The observed process runs torch's own profiler meanwhile, which slows it down while it lasts, and
-stands still for moments afterwards, while the trace is made: clients will notice. It is never on by
-itself, one at a time, 30 s at most. The engine must have been started with the probe in it, on this
-machine, by this user.
+The engine's process runs the torch profiler for that time, at most 30 s. This slows the engine
+down, and it stalls for a moment while the trace is written: clients will notice both. Profiling
+only runs on request, one at a time. The engine must run on this machine, as this user and with the
+probe loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from inferscope.cli.numbers import above_zero
+from inferscope.cli.arg_types import above_zero
 from inferscope.cli.targets import engine_of
 from inferscope.collector.expansion import Expansion
 from inferscope.errors import InferScopeError, NotFound
@@ -47,53 +47,60 @@ from inferscope.ring.profile_request import (
 from inferscope.ring.reader import Frame, RingReader
 
 _PATIENCE_S = 120.0
-"""For writing the trace, of which a busy engine makes a hundred megabytes."""
-_LOOK_S = 0.1
+"""Maximum time for the engine to write the trace, which can be a hundred megabytes."""
+_POLL_S = 0.1
 _COMPUTING = ("worker", "core")
-"""Roles of processes that run a model, the likelier first."""
+"""Roles of processes that run a model, in the order of preference."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("target", nargs="?", help="pid or engine id (default: the only engine)")
     parser.add_argument(
-        "--seconds", type=above_zero, default=3.0, help="to record, 30 at most (%(default)s)"
+        "target", nargs="?", help="pid or engine ID (default: the only running engine)"
     )
-    parser.add_argument("--top", type=int, default=8, help="rows per phase (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("profile.json"),
-        help="trace with our steps in it, for ui.perfetto.dev (%(default)s)",
+        "--seconds",
+        type=above_zero,
+        default=3.0,
+        help="length of the profile in seconds, at most 30 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top", type=int, default=8, metavar="N", help="rows per phase (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("profile.json"), metavar="FILE",
+        help="trace with the engine's steps, for ui.perfetto.dev (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = """examples:
-  inferscope profile                       the only engine here, for 3 s
+  inferscope profile                       the only running engine, for 3 s
   inferscope profile 41233 --seconds 10 --out slow.json
 """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, wait, print."""
+    """Request a profile, wait for the trace and print the table."""
     engine = engine_of(options.target)
     now_ns = time.monotonic_ns()
     ring = _computing(engine, now_ns)
     pid = ring.identity.pid
     if ring.owner != os.geteuid():
         raise InferScopeError(
-            f"pid {pid} is of uid {ring.owner}. Run as the user that runs the engine."
+            f"pid {pid} belongs to uid {ring.owner}. Run as the user that runs the engine."
         )
     try:
         request = send_request(ring.path, options.seconds)
     except OSError as error:
         raise InferScopeError(
-            f"cannot ask pid {pid}: {error}. Run as the user that runs the engine."
+            f"cannot request a profile of pid {pid}: {error}. Run as the user that runs the engine."
         ) from error
-    sys.stderr.write(f"profiling pid {pid} for {options.seconds:g} s: it is slower meanwhile\n")
+    sys.stderr.write(f"profiling pid {pid} for {options.seconds:g} s, which slows it down\n")
     try:
-        trace = _answer(ring, options.seconds)
+        trace = _wait_for_trace(ring, options.seconds)
     except BaseException:  # Ctrl-C too
         withdraw(ring.path, request)
         raise
-    steps = steps_of(told_of(ring, engine, now_ns), trace)
+    steps = steps_of(step_records(ring, engine, now_ns), trace)
     rows, cost, stopped_ns = (
         kernel_times(trace, steps),
         slowdown(trace, steps),
@@ -109,48 +116,48 @@ def run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.writelines(f"{line}\n" for line in _lines(rows, options.top))
         if cost is not None:
-            sys.stdout.write(f"what it cost: steps took {cost:+.0%} while it ran\n")
+            sys.stdout.write(f"cost of profiling: step time {cost:+.0%} while it ran\n")
         if stopped_ns is not None:
             stopped_ms = stopped_ns / 1e6
-            sys.stdout.write(f"and the longest, while the trace was made, {stopped_ms:.0f} ms\n")
+            sys.stdout.write(f"longest step, while the trace was written: {stopped_ms:.0f} ms\n")
         sys.stdout.write(f"trace: {options.out} (open it in ui.perfetto.dev)\n")
     return 0
 
 
 def _computing(engine: EngineRings, now_ns: int) -> RingFile:
-    """Return the ring of the process that runs the model: of several, the first rank's."""
+    """Return the ring of the process that runs the model; of several, the one of lowest rank."""
     alive = [ring for ring in engine.rings if ring.is_alive(now_ns)]
     for role in _COMPUTING:
         found = [ring for ring in alive if ring.identity.role == role]
         if found:
             return min(found, key=lambda ring: ring.identity.rank)
-    raise NotFound(f"{engine.engine_id} has no process left that runs a model.")
+    raise NotFound(f"{engine.engine_id} has no running process that runs a model.")
 
 
-def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
-    """Wait for the trace, and take it.
+def _wait_for_trace(ring: RingFile, seconds: float) -> dict[str, Any]:
+    """Wait for the trace, read it and delete its file.
 
     Raises:
-        InferScopeError: there is none, with the reason.
+        InferScopeError: the process wrote no trace; the error gives the reason.
     """
     until_s = time.monotonic() + seconds + _PATIENCE_S
     trace, failed = trace_path(ring.path), error_path(ring.path)
     while request_path(ring.path).exists():
         if time.monotonic() > until_s:
             raise InferScopeError(
-                f"pid {ring.identity.pid} does not answer. Is it hung, or of an older version?"
+                f"pid {ring.identity.pid} does not respond. Is it hung, or an older version?"
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     try:
-        if (said := _own_content(failed)) is not None:
-            reason = printable(said.decode("utf-8", "replace"))
-            raise InferScopeError(f"there is no profile: {reason}")
+        if (written := _own_content(failed)) is not None:
+            reason = printable(written.decode("utf-8", "replace"))
+            raise InferScopeError(f"no profile was made: {reason}")
         content = _own_content(trace)
     except OSError as error:
         raise InferScopeError(f"cannot read the profile: {error}.") from error
     if content is None:
         raise InferScopeError(
-            f"there is no profile: neither it nor the reason could be written to {trace.parent}. "
+            f"no profile was made, and the reason could not be written to {trace.parent}. "
             "Is the disk full?"
         )
     trace.unlink()
@@ -159,10 +166,10 @@ def _answer(ring: RingFile, seconds: float) -> dict[str, Any]:
 
 
 def _own_content(path: Path) -> bytes | None:
-    """Return the content of a plain file of this user's; None if there is none.
+    """Return the content of a regular file of this user; None if it does not exist.
 
     Raises:
-        OSError: it cannot be read, is a link or a pipe, or another user's.
+        OSError: the file is unreadable, a link or a pipe, or belongs to another user.
     """
     try:
         with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
@@ -171,24 +178,24 @@ def _own_content(path: Path) -> bytes | None:
         return None
 
 
-def told_of(ring: RingFile, engine: EngineRings, now_ns: int) -> Iterator[Record]:
-    """Yield what says which steps a process ran and what was in them.
+def step_records(ring: RingFile, engine: EngineRings, now_ns: int) -> Iterator[Record]:
+    """Yield the records that describe a process's steps and the slices in them.
 
-    That is all of its own ring and, of the engine's others, the slices of the same replica: each
-    replica counts its own steps, and each rank has spans of its own.
+    These are all records of its own ring, and the slices of the engine's other rings of the same
+    replica: each replica counts its own steps, and each rank has its own spans.
 
     Args:
-        ring: of the process.
-        engine: as it was found.
-        now_ns: when that was: processes that were gone by then, and restarted, are left out.
+        ring: ring of the process.
+        engine: rings of its engine.
+        now_ns: time at which they were found; processes that had exited by then are left out.
     """
     own = list(_records(ring))
     yield from own
     for other in engine.rings:
         if other.path != ring.path and other.is_alive(now_ns):
-            told = list(_records(other))
-            if _replica(told) == _replica(own):
-                yield from (record for record in told if isinstance(record, StepSlices))
+            records = list(_records(other))
+            if _replica(records) == _replica(own):
+                yield from (record for record in records if isinstance(record, StepSlices))
 
 
 def _replica(records: list[Record]) -> int:
@@ -212,7 +219,7 @@ def _records(ring: RingFile) -> Iterator[Record]:
 
 
 def _lines(rows: list[KernelTime], top: int) -> Iterator[str]:
-    """Yield the longest of each phase: kernels where there are any, operations elsewhere."""
+    """Yield the longest kernels of each phase, or the longest operations if there are none."""
     kind = KERNEL if any(row.kind == KERNEL for row in rows) else "cpu_op"
     rows = [row for row in rows if row.kind == kind]
     for phase in dict.fromkeys(row.phase for row in rows):

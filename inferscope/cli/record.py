@@ -1,7 +1,7 @@
-"""Write what an engine does into a recording, with the history that its ring still holds.
+"""Record a running engine into a file, with the history that its rings still hold.
 
-Stops with Ctrl-C, with --duration, or when the engine has ended. The file replays to the same
-numbers: the digest printed at the end is that of every later replay.
+Recording stops on Ctrl-C, after --duration, or when the engine has ended. A replay of the file
+gives the same numbers: its digest equals the one printed at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from inferscope.cli.numbers import above_zero
+from inferscope.cli.arg_types import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.targets import engine_of, rings_of
 from inferscope.collector.source import RingSource
@@ -23,9 +23,23 @@ _POLL_S = 0.05
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("target", nargs="?", help="pid or engine id (default: the only engine)")
-    parser.add_argument("-o", "--out", type=Path, default=Path("run.isr"), help="the file to write")
-    parser.add_argument("--duration", type=above_zero, help="seconds (default: until Ctrl-C)")
+    parser.add_argument(
+        "target", nargs="?", help="pid or engine ID (default: the only running engine)"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("run.isr"),
+        metavar="FILE",
+        help="recording to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--duration",
+        type=above_zero,
+        metavar="SECONDS",
+        help="time to record (default: until Ctrl-C)",
+    )
     parser.epilog = """examples:
   inferscope record -o load-test.isr
   inferscope record 41233 --duration 60 -o minute.isr

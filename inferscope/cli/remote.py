@@ -1,7 +1,8 @@
-"""Observing a process that runs already: on Python ≥ 3.14 a debugger may hand it a script.
+"""Observation of a process that is already running, through `sys.remote_exec` of Python 3.14.
 
-`sys.remote_exec` wants both interpreters to be of one minor version, and the right to trace the
-other process. The script does what `inferscope run` does before a program begins.
+`sys.remote_exec` runs a script in the other process. It needs the same minor version of Python in
+both and the permission to trace the process. The script sets up what `inferscope run` sets up
+before a program starts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Execute = Callable[[int, str], None]
 
 
 def executor() -> Execute | None:
-    """Return what runs a script in another process; None where Python cannot, or may not."""
+    """Return the function that runs a script in another process; None if missing or forbidden."""
     if os.environ.get(ALLOW_VARIABLE) == "0":
         return None
     found: Execute | None = getattr(sys, "remote_exec", None)
@@ -39,7 +40,7 @@ def executor() -> Execute | None:
 
 
 def script(rings: Path) -> str:
-    """Return what is run in the process: it writes its rings where we look for them."""
+    """Return the script to run in the process, which makes it write its rings to `rings`."""
     home = Path(__file__).resolve().parents[2]
     return _SCRIPT.format(rings=str(rings), home=str(home))
 
@@ -52,10 +53,10 @@ def observe(
     has_ring: Callable[[], bool],
     patience_s: float = PATIENCE_S,
 ) -> bool:
-    """Have a process observe itself; tell whether it has a ring by now.
+    """Start the probe in a process, and return whether the process has a ring.
 
     Raises:
-        InferScopeError: it may not be traced, or is of another version of Python.
+        InferScopeError: the process may not be traced, or runs another version of Python.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="inferscope-") as file:
         file.write(script(rings))
@@ -64,10 +65,11 @@ def observe(
             execute(pid, file.name)
         except (OSError, RuntimeError, ValueError) as error:
             raise InferScopeError(
-                f"process {pid} lets nobody in ({error}). It must be of this Python's version, and "
-                "yours to trace: run as its user, with ptrace allowed, or as root."
+                f"cannot attach to process {pid}: {error}. It must run the same version of Python, "
+                "and you need the permission to trace it: run as its user with ptrace allowed, or "
+                "as root."
             ) from None
-        # The file must stay until the process has come to read it.
+        # The file must exist until the process has read it.
         end_s = time.monotonic() + patience_s
         while time.monotonic() < end_s:
             if has_ring():

@@ -1,6 +1,6 @@
-"""Show a recording, a ring or a folder of rings at the pace at which it was made, or faster.
+"""Replay a recording, a ring or a folder of rings on the screen, in real time or faster.
 
-It gives the same numbers as when it was live.
+A replay gives the same numbers as the live run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from inferscope.cli.arg_types import above_zero
 from inferscope.cli.folding import add_refit
-from inferscope.cli.numbers import above_zero
 from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import final_books, open_replay
 from inferscope.cost.book import CostBook
@@ -22,19 +22,34 @@ from inferscope.tui.judged_source import JudgedSource
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", type=Path, help="a recording (.isr), ring or folder")
-    parser.add_argument("--speed", type=above_zero, default=1.0, help="(default: %(default)s)")
-    parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
-    parser.add_argument("--check", action="store_true", help="only fold it; print the digest")
-    add_refit(parser)
-    picture = parser.add_argument_group("a picture instead of a screen")
-    picture.add_argument("--screenshot", type=Path, metavar="FILE", help="write the screen as SVG")
-    picture.add_argument("--at", type=above_zero, metavar="S", help="seconds into the recording")
-    picture.add_argument(
-        "--press", nargs="*", default=[], metavar="KEY", help="keys to press first"
+    parser.add_argument("file", type=Path, help="recording (.isr), ring (.ring) or folder of rings")
+    parser.add_argument(
+        "--speed", type=above_zero, default=1.0, help="factor to real time (default: %(default)s)"
     )
-    picture.add_argument("--size", default="120x40", help="columns x rows (default: %(default)s)")
-    picture.add_argument("--theme", choices=("dark", "light"), default="dark")
+    parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
+    parser.add_argument(
+        "--check", action="store_true", help="print the digest of the records and exit"
+    )
+    add_refit(parser)
+    picture = parser.add_argument_group("image instead of a screen")
+    picture.add_argument(
+        "--screenshot", type=Path, metavar="FILE", help="write the screen as SVG and exit"
+    )
+    picture.add_argument(
+        "--at",
+        type=above_zero,
+        metavar="S",
+        help="time to show, in seconds after the start (default: the end)",
+    )
+    picture.add_argument(
+        "--press", nargs="*", default=[], metavar="KEY", help="keys to press before (default: none)"
+    )
+    picture.add_argument(
+        "--size", default="120x40", help="columns x rows of the screen (default: %(default)s)"
+    )
+    picture.add_argument(
+        "--theme", choices=("dark", "light"), default="dark", help="colours (default: dark)"
+    )
     parser.epilog = """examples:
   inferscope replay demo.isr --speed 4
   inferscope replay demo.isr --check

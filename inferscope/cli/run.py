@@ -1,9 +1,9 @@
-"""Run any command with the probe switched on in it and in all that it starts.
+"""Run a command with the probe switched on in it and in all processes that it starts.
 
-vLLM and SGLang need nothing more than inferscope installed in their environment; a plain Python
-program is observed through an import hook. The command keeps its arguments, output, signals and
-exit code. If its Python has no inferscope, or it is no Python program, it is not started, unless
---unobserved says that it may run without being seen.
+vLLM and SGLang load the probe as a plug-in if inferscope is installed in their environment; other
+Python programs load it through an import hook. The command keeps its arguments, output, signals and
+exit code. If the command is not a Python program, or its Python has no inferscope, it does not
+start, unless --unobserved is given.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferscope.cli.counters import add_counters_option, sample_beside
-from inferscope.cli.run_beside import collecting, run_beside
+from inferscope.cli.counters import add_counters_option, start_sampler
+from inferscope.cli.run_companions import collecting, run_with_companion
 from inferscope.cli.run_target import Target, Unobservable, find_target, hides_hook, shim_of
-from inferscope.cli.saying import say
+from inferscope.cli.status_line import write_status
 from inferscope.errors import BadInput
 from inferscope.probe.identity import ENGINE_ID_VARIABLE
 from inferscope.ring.discovery import file_name, ring_directory, sampler_rings
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from inferscope.collector.source import RingSource
 
 _WITH_PLUG_IN = ("vllm", "sglang")
-"""Engines that load us by themselves."""
+"""Engines that load InferScope as a plug-in."""
 _RAY_VARIABLE = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 _PATIENCE_S = 7.0
-"""For the last records: a process that was killed is known to be gone by its silence, after 5 s."""
+"""Maximum wait for the last records: a killed process counts as lost after 5 s of silence."""
 _POLL_S = 0.05
 
 
@@ -42,20 +42,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.usage = "inferscope run [options] -- CMD ..."
     parser.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="CMD", help="what to run, after --"
+        "argv", nargs=argparse.REMAINDER, metavar="CMD", help="command to run, after --"
     )
-    beside = parser.add_argument_group("beside it")
-    beside.add_argument("--record", type=Path, metavar="FILE", help="record it from start to end")
-    beside.add_argument("--collect", action="store_true", help="export with `inferscope collect`")
-    add_counters_option(beside)
+    companions = parser.add_argument_group("recording and export")
+    companions.add_argument(
+        "--record", type=Path, metavar="FILE", help="record the command from start to end"
+    )
+    companions.add_argument(
+        "--collect", action="store_true", help="run `inferscope collect` while the command runs"
+    )
+    add_counters_option(companions)
     how = parser.add_argument_group("observing")
     how.add_argument(
-        "--unobserved", action="store_true", help="run it even if it cannot be observed"
+        "--unobserved", action="store_true", help="run the command even if it cannot be observed"
     )
     parser.epilog = """environment:
-  INFERSCOPE_DIR        where rings are kept
-  INFERSCOPE_RING_MB    size of each process's ring (64)
-  INFERSCOPE_INJECT=0   no import hook in plain Python programs
+  INFERSCOPE_DIR        folder of the rings
+  INFERSCOPE_RING_MB    size of each process's ring in MB (default: 64)
+  INFERSCOPE_INJECT=0   disables the import hook in plain Python programs
 
 examples:
   inferscope run -- vllm serve Qwen/Qwen3-8B
@@ -65,28 +69,28 @@ examples:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    words: list[str] = options.words[1:] if options.words[:1] == ["--"] else options.words
-    if not words:
+    argv: list[str] = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+    if not argv:
         raise BadInput("there is no command to run. Give one: inferscope run -- vllm serve MODEL")
-    target = find_target(words, os.environ)
+    target = find_target(argv, os.environ)
     engine_id = _new_engine_id(target)
     environment = {**os.environ, "INFERSCOPE": "1", ENGINE_ID_VARIABLE: engine_id}
     try:
-        _prepare(target, words, environment)
+        _prepare(target, argv, environment)
     except Unobservable as error:
         if not options.unobserved:
             raise
-        say(f"not observed: {error.what}. {error.fix}")
+        write_status(f"not observed: {error.problem}. {error.fix}")
     else:
-        say(f"this is engine {engine_id}; look with: inferscope attach {engine_id}")
-    sample_beside(options.counters)
+        write_status(f"engine ID {engine_id}; watch it with: inferscope attach {engine_id}")
+    start_sampler(options.counters)
     if options.record is None and not options.collect:
         sys.stdout.flush()
-        os.execve(target.program, words, environment)
+        os.execve(target.program, argv, environment)
     with collecting() if options.collect else contextlib.nullcontext():
         if options.record is None:
-            return run_beside(words, environment, lambda: None)
-        return _run_recorded(words, environment, engine_id, options.record)
+            return run_with_companion(argv, environment, lambda: None)
+        return _run_recorded(argv, environment, engine_id, options.record)
 
 
 def _new_engine_id(target: Target) -> str:
@@ -94,11 +98,11 @@ def _new_engine_id(target: Target) -> str:
     return f"{name}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _prepare(target: Target, words: Sequence[str], environment: dict[str, str]) -> None:
-    """Make the environment one in which the command is observed.
+def _prepare(target: Target, argv: Sequence[str], environment: dict[str, str]) -> None:
+    """Set the variables in the environment that make the command observed.
 
     Raises:
-        Unobservable: It will not be.
+        Unobservable: the command cannot be observed.
     """
     if target.interpreter is None:
         raise Unobservable(
@@ -106,9 +110,9 @@ def _prepare(target: Target, words: Sequence[str], environment: dict[str, str]) 
             "Give the Python command that it starts.",
         )
     shim = shim_of(target, environment)
-    engine = _engine(target, words)
+    engine = _engine(target, argv)
     _check_plug_ins(engine, environment)
-    _check_ray(engine, words, environment)
+    _check_ray(engine, argv, environment)
     if engine is None and environment.get("INFERSCOPE_INJECT") != "0":
         hidden = hides_hook(target.flags)
         if hidden is not None:
@@ -122,26 +126,26 @@ def _prepare(target: Target, words: Sequence[str], environment: dict[str, str]) 
         environment["PYTHONPATH"] = os.pathsep.join([shim, before] if before else [shim])
 
 
-def _engine(target: Target, words: Sequence[str]) -> str | None:
-    """Return the engine with a plug-in group that a command names."""
+def _engine(target: Target, argv: Sequence[str]) -> str | None:
+    """Return the engine with a plug-in group that a command runs; None for other commands."""
     names = [Path(target.program).name]
     if target.program == target.interpreter:
         names.append((target.module or "").split(".")[0])
-    elif "-m" in words[1:-1]:
-        names.append(words[words.index("-m") + 1].split(".")[0])
+    elif "-m" in argv[1:-1]:
+        names.append(argv[argv.index("-m") + 1].split(".")[0])
     return next((name for name in names if name in _WITH_PLUG_IN), None)
 
 
 def _check_plug_ins(engine: str | None, environment: Mapping[str, str]) -> None:
-    """See that a list of an engine's plug-ins does not leave ours out.
+    """Check that an engine's list of plug-ins includes InferScope.
 
     Raises:
-        Unobservable: It does, and the command is that engine's.
+        Unobservable: the list does not, and the command runs that engine.
     """
     vllm, sglang = environment.get("VLLM_PLUGINS"), environment.get("SGLANG_PLUGINS")
-    if vllm is not None:  # an empty one lists nothing
+    if vllm is not None:  # an empty list disables all plug-ins
         _check_list("VLLM_PLUGINS", vllm.split(","), of="vLLM", is_run=engine == "vllm")
-    if sglang:  # an empty one is none
+    if sglang:  # an empty list counts as no list
         names = [name.strip() for name in sglang.split(",")]
         _check_list("SGLANG_PLUGINS", names, of="SGLang", is_run=engine == "sglang")
 
@@ -153,12 +157,12 @@ def _check_list(variable: str, names: list[str], *, of: str, is_run: bool) -> No
     fix = f"Set {variable}={','.join([*filter(None, names), 'inferscope'])}"
     if is_run:
         raise Unobservable(what, fix)
-    say(f"{what}. {fix}")
+    write_status(f"{what}. {fix}")
 
 
-def _check_ray(engine: str | None, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Say which variables Ray must be told to hand to vLLM's remote workers."""
-    text = " ".join(words)
+def _check_ray(engine: str | None, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Print which variables Ray has to copy to vLLM's remote workers, if it does not copy them."""
+    text = " ".join(argv)
     if engine != "vllm" or not (
         "--distributed-executor-backend ray" in text or "--distributed-executor-backend=ray" in text
     ):
@@ -170,16 +174,16 @@ def _check_ray(engine: str | None, words: Sequence[str], environment: Mapping[st
     ours = [name for name in environment if name.startswith("INFERSCOPE")]
     wanted = copied + sorted(set(ours) - set(copied))
     if wanted != copied:
-        say(
-            "Ray hands our variables to its workers only if told to, and their steps are not seen "
-            f"otherwise. Set {_RAY_VARIABLE}={','.join(wanted)}"
+        write_status(
+            "Ray copies InferScope's variables to its workers only on request; without them the "
+            f"workers are not observed. Set {_RAY_VARIABLE}={','.join(wanted)}"
         )
 
 
 def _run_recorded(
-    words: Sequence[str], environment: Mapping[str, str], engine_id: str, file: Path
+    argv: Sequence[str], environment: Mapping[str, str], engine_id: str, file: Path
 ) -> int:
-    """Run the command and record it, to its last record."""
+    """Run the command and record it up to its last record."""
     from inferscope.collector.source import RingSource
     from inferscope.ring.recording import RecordingWriter
 
@@ -196,7 +200,7 @@ def _run_recorded(
 
     recording = _Recording(source)
     try:
-        code = run_beside(words, environment, recording.advance)
+        code = run_with_companion(argv, environment, recording.advance)
         until = time.monotonic() + _PATIENCE_S
         recording.advance()
         while recording.is_open and folder.is_dir() and not source.has_ended:
@@ -210,18 +214,18 @@ def _run_recorded(
     if recording.has_failed:
         return code
     if totals.num_records:
-        say(f"{file}: {totals.num_records} records, {totals.num_lost} lost")
+        write_status(f"{file}: {totals.num_records} records, {totals.num_lost} lost")
     else:
-        say(f"{file} is empty: no process of the command opened a ring")
+        write_status(f"{file} is empty: no process of the command opened a ring")
     return code
 
 
 class _Recording:
-    """The recording beside a command. A failure ends the recording, never the command.
+    """Recording of a running command; a failure ends the recording, never the command.
 
     Attributes:
-        is_open: it is still being written.
-        has_failed: it was given up before its end.
+        is_open: whether the recording is still written.
+        has_failed: whether an error ended the recording early.
     """
 
     def __init__(self, source: RingSource) -> None:
@@ -230,11 +234,11 @@ class _Recording:
         self.has_failed = False
 
     def advance(self) -> None:
-        """Record what has become due."""
+        """Record the records written since the last call."""
         if not self.is_open:
             return
         try:
-            # Every time: what a process says before its ring is found would be late.
+            # On every call: records written before a ring is found would arrive late.
             self._source.request_rescan()
             self._source.advance()
         except Exception as error:
@@ -252,14 +256,14 @@ class _Recording:
     def _fail(self, error: Exception) -> None:
         if not self.has_failed:
             self.has_failed = True
-            say(f"the recording ended early: {error} The command goes on.")
+            write_status(f"the recording ended early: {error} The command continues.")
 
 
 def _further_models(home: Path) -> list[Path]:
     """Return the rings of the second and later models of an engine's process.
 
-    They are engines of their own, `ID-2` and so on, beside the folder `home` of the first.
+    They are separate engines, `ID-2` and so on, in folders next to the first one's, `home`.
     """
-    beside = home.parent.glob(f"{glob.escape(home.name)}-*/*.ring")
+    siblings = home.parent.glob(f"{glob.escape(home.name)}-*/*.ring")
     start = len(home.name) + 1
-    return sorted(path for path in beside if path.parent.name[start:].isdecimal())
+    return sorted(path for path in siblings if path.parent.name[start:].isdecimal())

@@ -1,11 +1,11 @@
-"""Whose Python a command runs: `run` must know whether that one has inferscope.
+"""Interpreter of a command, and whether it can import inferscope.
 
-A command may be an interpreter, a console script (its first line names one), or anything else. What
-starts a Python of its own choosing later, a shell script say, cannot be asked beforehand.
+A command may be an interpreter, a console script (its first line names one), or another program. An
+interpreter that a program such as a shell script starts later cannot be checked beforehand.
 
-An interpreter's own options decide what it can import, so it is asked with those that matter:
+An interpreter's options decide what it can import, so the check passes these options:
 
-    -E  ignores PYTHONPATH, by which the import hook comes
+    -E  ignores PYTHONPATH, which loads the import hook
     -S  does not import `site`: no site-packages, no `sitecustomize`
     -s  leaves out the user's site-packages
     -P  leaves out the folder of the script
@@ -26,11 +26,11 @@ from typing import NamedTuple
 from inferscope.errors import BadInput
 
 DISTRIBUTION = "inferscope-llm"
-"""The name under which pip installs InferScope."""
+"""Name of InferScope's distribution for pip."""
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?")
 _LONG_SHEBANG = re.compile(r"""^['"]+exec['"]+\s+(.+?)\s+"\$0\"""")
-"""How pip and uv name an interpreter whose path is too long, or has blanks, for a first line."""
-_MATTER = "IESsP"
+"""Second line of scripts by pip and uv if the interpreter's path does not fit the first line."""
+_IMPORT_FLAGS = "IESsP"
 _WITH_VALUE = "WX"
 _LAST = "cm"
 _ENV_WITH_VALUE = ("-u", "-C", "--unset", "--chdir")
@@ -44,8 +44,8 @@ inferscope.observe
 from inferscope.adapters import inject, shim
 print(*shim.__path__)
 """
-"""Without the current folder, which the command itself may not see."""
-_FIND_NAMESAKE = """
+"""Program that checks the import, without the current folder, which the command may not import."""
+_FIND_NAME_CONFLICT = """
 import sys
 from importlib import metadata
 if sys.path and not sys.path[0]: del sys.path[0]
@@ -54,17 +54,17 @@ except metadata.PackageNotFoundError: sys.exit()
 if not any(entry.group == 'inferscope.exporters' for entry in found.entry_points):
     print(found.version, '(' + str(found.metadata['Summary']) + ')')
 """
-"""On package indexes, `inferscope` is another project, whose package has the same import name."""
+"""Program that finds another project's distribution `inferscope`, which has our import name."""
 
 
 class Target(NamedTuple):
-    """A command, and the interpreter that will run it; None for a program that is not Python.
+    """Command with its interpreter.
 
     Attributes:
-        program: its path.
-        interpreter: its path.
+        program: path of the command's program.
+        interpreter: path of the interpreter; None if the program is not Python.
         flags: the interpreter's options that decide what it can import.
-        module: what it runs with -m.
+        module: module that the command runs with -m; None without -m.
     """
 
     program: str
@@ -73,40 +73,40 @@ class Target(NamedTuple):
     module: str | None = None
 
     def without(self, flags: Iterable[str]) -> str:
-        """Return the advice to leave options out."""
+        """Return the advice to leave out options."""
         where = "" if self.program == self.interpreter else f" in the first line of {self.program}"
         return f"Leave out {' '.join(flags)}{where}"
 
 
 class Unobservable(BadInput):
-    """A command that would run, but unseen.
+    """Error for a command that would run without being observed.
 
     Attributes:
-        what: is the matter.
-        fix: what to do about it.
+        problem: reason why the command would not be observed.
+        fix: action that solves the problem.
     """
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}; --unobserved runs it all the same. {fix}")
-        self.what = what
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; --unobserved runs it all the same. {fix}")
+        self.problem = problem
         self.fix = fix
 
 
-def find_target(words: Sequence[str], environment: Mapping[str, str]) -> Target:
+def find_target(argv: Sequence[str], environment: Mapping[str, str]) -> Target:
     """Find a command's program and interpreter.
 
     Raises:
-        BadInput: There is no such program.
+        BadInput: the program does not exist.
     """
     search = environment.get("PATH")
-    program = shutil.which(words[0], path=search)
+    program = shutil.which(argv[0], path=search)
     if program is None:
-        if Path(words[0]).suffix == ".py" and Path(words[0]).is_file():
-            raise BadInput(f"{words[0]} is not executable. Give its Python: python {words[0]}")
-        raise BadInput(f"there is no program {words[0]}. Check the name, or give its path.")
-    # Not resolved: a virtual environment's python is a link, and is itself only by its own path.
+        if Path(argv[0]).suffix == ".py" and Path(argv[0]).is_file():
+            raise BadInput(f"{argv[0]} is not executable. Give its Python: python {argv[0]}")
+        raise BadInput(f"there is no program {argv[0]}. Check the name, or give its path.")
+    # Not resolved: a virtual environment's python is a link and only works under its own path.
     if _PYTHON.fullmatch(Path(program).name):
-        return Target(program, program, *_options(words[1:]))
+        return Target(program, program, *_options(argv[1:]))
     named = _named_by(Path(program))
     if not named or not _PYTHON.fullmatch(Path(named[0]).name):
         return Target(program, None)
@@ -114,7 +114,7 @@ def find_target(words: Sequence[str], environment: Mapping[str, str]) -> Target:
 
 
 def hides_hook(flags: Sequence[str]) -> tuple[str, str] | None:
-    """Return the option that keeps the import hook out and what it does; None if none does."""
+    """Return the option that disables the import hook and its effect; None if no option does."""
     for flag in ("-S", "-I", "-E"):
         if flag in flags:
             return flag, "imports no sitecustomize" if flag == "-S" else "ignores PYTHONPATH"
@@ -125,61 +125,57 @@ def shim_of(target: Target, environment: Mapping[str, str]) -> str:
     """Return the shim's folder in the inferscope that a command's interpreter imports.
 
     Raises:
-        Unobservable: It cannot import one.
+        Unobservable: the interpreter cannot import inferscope.
     """
     assert target.interpreter is not None
-    asked = _ask(target.interpreter, target.flags, environment)
-    if asked.returncode == 0:
-        return asked.stdout.strip().splitlines()[-1]
-    why = (asked.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    if target.flags and _ask(target.interpreter, (), environment).returncode == 0:
-        guilty = [
+    probe = _run_python(target.interpreter, target.flags, environment)
+    if probe.returncode == 0:
+        return probe.stdout.strip().splitlines()[-1]
+    cause = (probe.stderr.strip().splitlines() or ["it exited with no output"])[-1]
+    if target.flags and _run_python(target.interpreter, (), environment).returncode == 0:
+        failing = [
             flag
             for flag in target.flags
-            if _ask(target.interpreter, (flag,), environment).returncode
+            if _run_python(target.interpreter, (flag,), environment).returncode
         ] or list(target.flags)
         raise Unobservable(
-            f"with {' '.join(guilty)} the command's Python cannot import inferscope ({why})",
-            target.without(guilty),
+            f"with {' '.join(failing)} the command's Python cannot import inferscope ({cause})",
+            target.without(failing),
         )
     install = shlex.join([target.interpreter, "-m", "pip", "install", DISTRIBUTION])
-    namesake = find_namesake(target.interpreter, target.flags, environment)
-    if namesake is not None:
+    other = find_name_conflict(target.interpreter, target.flags, environment)
+    if other is not None:
         raise Unobservable(
-            f"the command's Python has a package of another project, {namesake}, whose name is "
-            f"ours to Python ({why})",
-            f"Replace it with: {replace_namesake(target.interpreter)}",
+            f"the command's Python has a package of another project, {other}, with the same "
+            f"import name ({cause})",
+            f"Replace it with: {resolve_name_conflict(target.interpreter)}",
         )
     raise Unobservable(
-        f"the command's Python cannot import inferscope ({why})",
+        f"the command's Python cannot import inferscope ({cause})",
         f"Install it there with: {install}",
     )
 
 
-def find_namesake(
+def find_name_conflict(
     interpreter: str, flags: Sequence[str], environment: Mapping[str, str]
 ) -> str | None:
-    """Return the distribution of another project that hides ours; None if there is none.
-
-    Returns:
-        its name, version and summary.
-    """
-    found = _ask(interpreter, flags, environment, program=_FIND_NAMESAKE)
+    """Return name, version and summary of another project's package that hides ours, or None."""
+    found = _run_python(interpreter, flags, environment, program=_FIND_NAME_CONFLICT)
     about = found.stdout.strip() if found.returncode == 0 else ""
     return f"inferscope {about}" if about else None
 
 
-def replace_namesake(interpreter: str) -> str:
-    """Return the command line that installs ours in place of another project's.
+def resolve_name_conflict(interpreter: str) -> str:
+    """Return the command that replaces another project's package by ours.
 
-    Both have an `inferscope/__init__.py`: uninstalling either breaks the other.
+    Both have an `inferscope/__init__.py`: uninstalling one breaks the other.
     """
     pip = [interpreter, "-m", "pip"]
     remove = shlex.join([*pip, "uninstall", "-y", "inferscope", DISTRIBUTION])
     return f"{remove} && {shlex.join([*pip, 'install', DISTRIBUTION])}"
 
 
-def _ask(
+def _run_python(
     interpreter: str,
     flags: Sequence[str],
     environment: Mapping[str, str],
@@ -200,23 +196,23 @@ def _ask(
         raise BadInput(f"{interpreter} does not run: {error}. Check the command.") from error
 
 
-def _options(words: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-    """Return those of an interpreter's options that matter, once each, and its module."""
+def _options(argv: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+    """Return an interpreter's options that affect imports, without duplicates, and its module."""
     flags: dict[str, None] = {}
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        word, at = words[at], at + 1
-        if word.startswith("--"):
-            at += word == "--check-hash-based-pycs"
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
+        arg, at = argv[at], at + 1
+        if arg.startswith("--"):
+            at += arg == "--check-hash-based-pycs"
             continue
-        for place, letter in enumerate(word[1:], start=2):
+        for place, letter in enumerate(arg[1:], start=2):
             if letter in _WITH_VALUE + _LAST:
-                value = word[place:] or (words[at] if at < len(words) else "")
+                value = arg[place:] or (argv[at] if at < len(argv) else "")
                 if letter in _LAST:
                     return tuple(flags), value if letter == "m" else None
-                at += not word[place:]
+                at += not arg[place:]
                 break
-            if letter in _MATTER:
+            if letter in _IMPORT_FLAGS:
                 flags[f"-{letter}"] = None
     return tuple(flags), None
 
@@ -230,24 +226,24 @@ def _named_by(script: Path) -> list[str]:
         return []
     if not head or not head[0].startswith("#!"):
         return []
-    words = head[0][2:].split()
-    if words and Path(words[0]).name == "env":
-        return _named_by_env(words[1:])
-    if words and Path(words[0]).name in ("sh", "bash") and len(head) > 1:
+    argv = head[0][2:].split()
+    if argv and Path(argv[0]).name == "env":
+        return _named_by_env(argv[1:])
+    if argv and Path(argv[0]).name in ("sh", "bash") and len(head) > 1:
         named = _LONG_SHEBANG.match(head[1])
-        return _split(named[1]) if named else words
-    return words
+        return _split(named[1]) if named else argv
+    return argv
 
 
-def _named_by_env(words: Sequence[str]) -> list[str]:
+def _named_by_env(argv: Sequence[str]) -> list[str]:
     """Return the command of `env [OPTION]... [NAME=VALUE]... COMMAND [ARG]...`."""
-    left = list(words)
+    left = list(argv)
     while left and (left[0].startswith("-") or "=" in left[0]):
-        word = left.pop(0)
-        if word in _ENV_WITH_VALUE and left:
+        arg = left.pop(0)
+        if arg in _ENV_WITH_VALUE and left:
             left.pop(0)
-        elif word.startswith("-S") and len(word) > 2:
-            left.insert(0, word[2:])
+        elif arg.startswith("-S") and len(arg) > 2:
+            left.insert(0, arg[2:])
     return left
 
 

@@ -1,9 +1,9 @@
-"""Sample what devices and hosts count, into a ring of its own that every reader finds by itself.
+"""Sample hardware counters of GPUs and host into a ring, which all readers find automatically.
 
-`run`, `serve` and `collect` start one themselves; by hand it is for counters that need root, and
-for engines that were started without it. There is one per device: a second one waits until the
-first has ended. As root it becomes the user whose rings they are. Sources that have nothing to
-tell say why, once, and are tried again.
+`run`, `serve` and `collect` start a sampler themselves. Start one by hand for counters that need
+root, and for engines that run without a sampler. Each device has one sampler: a second one waits
+until the first has exited. A sampler started as root switches to the owner of the rings. A
+source without values reports the reason once and is retried.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.cli.counters import sampled_sources
-from inferscope.cli.numbers import interval_ns
-from inferscope.cli.saying import say
+from inferscope.cli.arg_types import interval_ns
+from inferscope.cli.counters import parse_sources
+from inferscope.cli.status_line import write_status
 from inferscope.cli.stopping import stoppable
 from inferscope.counters.cupti import NOT_PERMITTED, PROFILERS, may_profile
 from inferscope.counters.dcgm import DEFAULT_URL
@@ -31,7 +31,9 @@ from inferscope.json_document import Document, json_line
 from inferscope.probe.clock import SystemClock
 from inferscope.ring.discovery import ring_directory
 
-_PM_NEEDS_ASKING = "only when asked for, with --counters pm: it may cost the device speed."
+_PM_NEEDS_ASKING = (
+    "off by default, because it may slow the device down: enable it with --counters pm."
+)
 
 
 class SampledDevice(msgspec.Struct, frozen=True):
@@ -75,58 +77,65 @@ class SamplerDocument(Document, frozen=True, kw_only=True):
     """One reading of all sources (`inferscope sampler --once --json`)."""
 
     sources: tuple[SampledSource, ...]
-    """Sources, those that were not asked for included."""
+    """Readings of all sources, including sources that are off."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     what = parser.add_argument_group("what")
     what.add_argument(
-        "--counters", type=sampled_sources, default="auto", metavar="LIST",
-        help=f"auto, or some of {', '.join(SOURCES)} (default: %(default)s)",
+        "--counters", type=parse_sources, default="auto", metavar="LIST",
+        help=f"sources: auto, or a list of {', '.join(SOURCES)} (default: %(default)s)",
     )  # fmt: skip
     what.add_argument(
         "--device", action="append", default=[], metavar="ID",
-        help="index or uuid, once per device (default: all that the driver shows)",
+        help="index or UUID of a device; repeatable (default: all devices)",
     )  # fmt: skip
     what.add_argument(
         "--pm-despite", action="append", choices=PROFILERS, default=[], metavar="NAME",
-        help="a program that holds no counters now, though pm is refused because it could "
-        f"({', '.join(PROFILERS)}); once per program",
+        help="use pm although this profiler runs and may hold the counters: "
+        f"{', '.join(PROFILERS)}; repeatable (default: none)",
     )  # fmt: skip
     what.add_argument(
         "--dcgm-url", metavar="URL",
-        help=f"page of dcgm-exporter (default: {DCGM_URL} of the environment, which no list of "
-        f"processes shows, else {DEFAULT_URL})",
+        help=f"metrics page of dcgm-exporter (default: the variable {DCGM_URL}, which process "
+        f"listings do not show, else {DEFAULT_URL})",
     )  # fmt: skip
     when = parser.add_argument_group("when")
     when.add_argument(
         "--interval", type=interval_ns, default="100ms", metavar="TIME",
-        help="between two readings (%(default)s)",
+        help="time between two readings (default: %(default)s)",
     )  # fmt: skip
     when.add_argument(
         "--pm-interval", type=interval_ns, default="500us", metavar="TIME",
-        help="windows of PM sampling (%(default)s)",
+        help="window length of PM sampling (default: %(default)s)",
     )  # fmt: skip
-    whose = parser.add_argument_group("beside whom")
-    of = whose.add_mutually_exclusive_group()
-    of.add_argument("--for", dest="engine", metavar="ENGINE_ID", help="end when it has ended")
-    of.add_argument("--beside", type=int, metavar="PID", help="end when this process has ended")
-    whose.add_argument("--dir", type=Path, help="the rings' folder (default: INFERSCOPE_DIR)")
-    whose.add_argument(
-        "--owner", type=int, metavar="UID", help="of the rings, for root (default: the folder's)"
+    lifetime = parser.add_argument_group("lifetime and ownership")
+    of = lifetime.add_mutually_exclusive_group()
+    of.add_argument(
+        "--for", dest="engine", metavar="ENGINE_ID", help="exit when this engine has ended"
+    )
+    of.add_argument("--beside", type=int, metavar="PID", help="exit when this process has exited")
+    lifetime.add_argument("--dir", type=Path, help="folder of the rings (default: INFERSCOPE_DIR)")
+    lifetime.add_argument(
+        "--owner",
+        type=int,
+        metavar="UID",
+        help="owner of the rings, if started as root (default: the folder's owner)",
     )
     how = parser.add_argument_group("output")
-    how.add_argument("--once", action="store_true", help="print one reading of all and leave")
-    how.add_argument("--json", action="store_true", help="with --once: print it as JSON")
+    how.add_argument(
+        "--once", action="store_true", help="print one reading of all sources and exit"
+    )
+    how.add_argument("--json", action="store_true", help="print one reading as JSON and exit")
     parser.epilog = """examples:
-  inferscope sampler --once                       what can be counted here, and why not the rest
+  inferscope sampler --once                       which counters work here, and why others do not
   sudo inferscope sampler --counters auto,pm --dir /tmp/inferscope-1000
 """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Sample until somebody stops it, or print one reading."""
+    """Sample until stopped, or print one reading."""
     folder = options.dir or ring_directory()
     settings = Settings(
         folder=folder,
@@ -138,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
         pm_despite=tuple(options.pm_despite),
     )
     if options.once or options.json:
-        _print(_looks(settings), is_json=options.json)
+        _print(_readings(settings), is_json=options.json)
         return 0
     beside_pid = options.beside if options.engine is None else _pid_of(options.engine, folder)
     owner = owner_of(folder) if options.owner is None else options.owner
@@ -146,15 +155,15 @@ def run(options: argparse.Namespace) -> int:
         preload(settings, clock=SystemClock())
     given_up = become(owner, keeps_counters="pm" in settings.sources)
     if given_up:
-        _say(given_up)
+        _write_status(given_up)
     os.environ["INFERSCOPE_DIR"] = str(folder)
     with stoppable() as stop:
-        sample(settings, stop, clock=SystemClock(), say=_say, beside_pid=beside_pid)
+        sample(settings, stop, clock=SystemClock(), say=_write_status, beside_pid=beside_pid)
     return 0
 
 
 def _pid_of(engine_id: str, folder: Path) -> int:
-    """Return the process of an engine that was first."""
+    """Return the pid of an engine's first process."""
     there = observed(folder, time.monotonic_ns())
     pids = [process.pid for process in there if process.engine_id == engine_id]
     if not pids:
@@ -164,42 +173,43 @@ def _pid_of(engine_id: str, folder: Path) -> int:
     return pids[0]
 
 
-def _looks(settings: Settings) -> list[SourceReading]:
-    looks = read_once(settings, clock=SystemClock(), say=_say)
+def _readings(settings: Settings) -> list[SourceReading]:
+    readings = read_once(settings, clock=SystemClock(), say=_write_status)
     if "pm" not in settings.sources:
         refused = may_profile() is False
         reason = f"{_PM_NEEDS_ASKING} {NOT_PERMITTED}" if refused else _PM_NEEDS_ASKING
-        looks.append(SourceReading("pm", reason, [], []))
-    return looks
+        readings.append(SourceReading("pm", reason, [], []))
+    return readings
 
 
-def _print(looks: list[SourceReading], *, is_json: bool) -> None:
+def _print(readings: list[SourceReading], *, is_json: bool) -> None:
     if is_json:
-        sys.stdout.write(json_line(SamplerDocument(sources=tuple(map(_source, looks)))))
+        sys.stdout.write(json_line(SamplerDocument(sources=tuple(map(_source, readings)))))
         return
-    for look in looks:
-        if look.reason:
-            sys.stdout.write(f"--  {look.source:<6} {look.reason}\n")
-        for told in look.facts:
-            about = told.reason or ", ".join(f"{word} {fact}" for word, fact in told.facts.items())
-            mark, device = "--" if told.reason else "ok", told.device_uuid or "this machine"
-            sys.stdout.write(f"{mark}  {look.source:<6} {device}: {about}\n")
-        for told in look.samples:
-            values = ", ".join(f"{word} {value:g}" for word, value in sorted(told.values.items()))
+    for reading in readings:
+        if reading.reason:
+            sys.stdout.write(f"--  {reading.source:<6} {reading.reason}\n")
+        for fact in reading.facts:
+            about = fact.reason or ", ".join(f"{name} {text}" for name, text in fact.facts.items())
+            mark, device = "--" if fact.reason else "ok", fact.device_uuid or "this machine"
+            sys.stdout.write(f"{mark}  {reading.source:<6} {device}: {about}\n")
+        for sample_ in reading.samples:
+            items = sorted(sample_.values.items())
+            values = ", ".join(f"{name} {value:g}" for name, value in items)
             sys.stdout.write(f"    {'':<6} {values}\n")
 
 
-def _source(look: SourceReading) -> SampledSource:
+def _source(reading: SourceReading) -> SampledSource:
     return SampledSource(
-        look.source,
-        look.reason,
-        tuple(SampledDevice(each.device_uuid, each.reason, each.facts) for each in look.facts),
+        reading.source,
+        reading.reason,
+        tuple(SampledDevice(each.device_uuid, each.reason, each.facts) for each in reading.facts),
         tuple(
             DeviceSample(each.device_uuid, each.start_ns, each.end_ns, each.values)
-            for each in look.samples
+            for each in reading.samples
         ),
     )
 
 
-def _say(line: str) -> None:
-    say(f"sampler: {line}")
+def _write_status(line: str) -> None:
+    write_status(f"sampler: {line}")

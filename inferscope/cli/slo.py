@@ -1,4 +1,4 @@
-"""Objectives: what a file of them means, how a recording fares, and rules to alert by."""
+"""Explain a file of SLO objectives, evaluate a recording, and write Prometheus alert rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     check = verbs.add_parser(
         "check",
-        help="say what is promised; judge a recording by it",
+        help="explain the objectives; evaluate a recording",
         description=slo_check.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.set_defaults(act=slo_check.run)
     rules = verbs.add_parser(
         "rules",
-        help="write Prometheus' rules and Alertmanager's routes",
+        help="write Prometheus rules and Alertmanager routes",
         description=slo_rules.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -29,12 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rules.set_defaults(act=slo_rules.run)
     parser.epilog = """examples:
   inferscope slo check slo.yaml
-  inferscope slo check slo.yaml demo.isr    good, bad and why, of the requests in it
+  inferscope slo check slo.yaml demo.isr    good and bad requests, with causes
   inferscope slo rules slo.yaml --out /etc/prometheus/inferscope
 """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the verb says."""
+    """Run the verb."""
     act: Callable[[argparse.Namespace], int] = options.act
     return act(options)

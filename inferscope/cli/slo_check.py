@@ -1,8 +1,8 @@
-"""Say what a file of objectives means, and how a recording fares under it.
+"""Explain a file of SLO objectives, and evaluate a recording under them.
 
-Good and bad are decided as `inferscope collect --slo FILE` decides them: request by request, on the
-clock of the records. A file that `inferscope slo rules` refuses is refused here too; a recording is
-judged by it, and a line says so.
+Requests count as good or bad by the same rules as in `inferscope collect --slo FILE`: one by one,
+on the clock of the records. Without a source, a file that `inferscope slo rules` rejects is an
+error; with a source, it causes a warning and the recording is evaluated.
 """
 
 from __future__ import annotations
@@ -52,22 +52,25 @@ class CheckDocument(Document, frozen=True, kw_only=True):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="the objectives, in YAML")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file of SLO objectives (YAML)")
     parser.add_argument(
-        "source", nargs="?", metavar="FILE|DIR|PID|ID", help="whose requests to judge"
+        "source",
+        nargs="?",
+        metavar="FILE|DIR|PID|ID",
+        help="recording, ring, folder or engine to evaluate (default: none)",
     )
     parser.add_argument("--json", action="store_true", help="print objectives and counts as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is promised, and how it was kept."""
+    """Print the objectives, and the counts of good and bad requests."""
     objectives = read_objectives(options.file)
     try:
         check_rules(objectives)
     except BadInput as error:
         if options.source is None:
             raise BadInput(f"{options.file}: {error}") from None
-        sys.stderr.write(f"inferscope: slo rules refuses {options.file}: {error}\n")
+        sys.stderr.write(f"inferscope: slo rules rejects {options.file}: {error}\n")
     rows = [] if options.source is None else _judged(options.source, objectives)
     if options.json:
         sys.stdout.write(json_line(CheckDocument(slos=objectives.all, engines=tuple(rows))))
@@ -81,10 +84,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _judged(target: str, objectives: Objectives) -> list[CheckedEngine]:
-    """Judge what a recording or rings hold, by engine.
+    """Return the counts of good and bad requests in a recording or in rings, by engine.
 
     Raises:
-        NotFound: no engine is in it.
+        NotFound: the source holds no engine.
     """
     counting: dict[str, ObjectiveCounter] = {}
 
@@ -97,15 +100,17 @@ def _judged(target: str, objectives: Objectives) -> list[CheckedEngine]:
         target, judging, patience_s=_PATIENCE_S, listen=judging.listen, watch=judging.watch
     )
     if not counting:
-        raise NotFound(f"{source.title} holds no engine's records. Record while it serves.")
+        raise NotFound(
+            f"{source.title} holds no records of an engine. Record while the engine serves."
+        )
     rows = []
     for name, counts in counting.items():
         engine = source.collector.engines[name]
         model = model_of(engine)
-        told = counts.of(objectives.of_model(model))
-        rows.append(CheckedEngine(name, model, told, engine.is_synthetic))
+        by_objective = counts.of(objectives.of_model(model))
+        rows.append(CheckedEngine(name, model, by_objective, engine.is_synthetic))
     return rows
 
 
 def _spend_nothing(objective: Objective, is_good: bool) -> None:
-    """A recording is no part of a budget's window."""
+    """Ignore an outcome: a recording does not consume an error budget."""

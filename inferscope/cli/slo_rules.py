@@ -1,8 +1,8 @@
-"""Write Prometheus' rules for a file of objectives, and an example of Alertmanager's routes.
+"""Write Prometheus rules for a file of SLO objectives, and example Alertmanager routes.
 
-Pages and tickets by the burn of each budget (14.4 times over 1h and 5m or 6 times over 6h and 30m:
-page; 3 times over 1d and 2h or 1 time over 3d and 6h: ticket), for engines that stall, for what we
-do not see, for full KV caches and preemptions. The objectives are what `collect` counts by.
+Alerts fire on the burn rate of each error budget, on stalled engines, on missing data, on full KV
+caches and on preemptions. Burn rates that page: 14.4 over 1h and 5m, or 6 over 6h and 30m. Burn
+rates that open a ticket: 3 over 1d and 2h, or 1 over 3d and 6h. Use the file that `collect` uses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from inferscope.cli.numbers import above_zero, count
+from inferscope.cli.arg_types import above_zero, count
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import RuleOptions, burn_lines, rule_file
@@ -24,41 +24,43 @@ RULES_OBJECT = "inferscope-prometheusrule.yaml"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    usual = RuleOptions()
-    parser.add_argument("file", type=Path, metavar="FILE", help="objectives, as collect has them")
+    defaults = RuleOptions()
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="file of SLO objectives, the same as for collect"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="DIR",
-        help=f"write {RULES} and {ROUTING} there (default: print the rules)",
+        help=f"folder for {RULES} and {ROUTING} (default: print the rules)",
     )  # fmt: skip
     parser.add_argument(
         "--kubernetes", action="store_true",
-        help=f"the rules as a PrometheusRule of the Prometheus operator, {RULES_OBJECT}",
+        help=f"write a PrometheusRule for the Prometheus operator, {RULES_OBJECT}",
     )  # fmt: skip
     when = parser.add_argument_group("when alerts fire")
     when.add_argument(
-        "--floor", type=count, default=usual.floor, metavar="N",
-        help="bad requests in its long window that a rule needs (default: %(default)s)",
+        "--floor", type=count, default=defaults.floor, metavar="N",
+        help="minimum bad requests in the long window of a rule (default: %(default)s)",
     )  # fmt: skip
     when.add_argument(
-        "--page-rate", type=_rate, default=usual.page_rate_s, metavar="PER_SECOND",
-        help="requests per second below which nobody is paged, but a ticket is written; 0 pages"
-        " always (default: %(default)s)",
+        "--page-rate", type=_rate, default=defaults.page_rate_s, metavar="PER_SECOND",
+        help="minimum requests per second for a page; below, a ticket is opened; 0 always pages"
+        " (default: %(default)s)",
     )  # fmt: skip
     when.add_argument(
-        "--scrape", type=above_zero, default=usual.scrape_s, metavar="SECONDS",
-        help="between Prometheus' scrapes; more often shows a stall sooner (default: %(default)g)",
+        "--scrape", type=above_zero, default=defaults.scrape_s, metavar="SECONDS",
+        help="Prometheus scrape interval; stalls page sooner if short (default: %(default)g)",
     )  # fmt: skip
     when.add_argument(
-        "--scale", type=above_zero, default=usual.scale, metavar="N",
-        help="divide windows by this, for alerts within seconds in a test (default: %(default)g)",
+        "--scale", type=above_zero, default=defaults.scale, metavar="N",
+        help="divisor of all windows, for fast alerts in tests (default: %(default)g)",
     )  # fmt: skip
     links = parser.add_argument_group("links in alerts")
     links.add_argument(
         "--runbooks", metavar="BASE",
-        help=f"address at which the folder {usual.runbooks} is served (default: links are relative,"
-        " which no pager follows)",
+        help=f"address that serves the folder {defaults.runbooks} (default: relative links, which"
+        " do not work in a pager)",
     )  # fmt: skip
-    links.add_argument("--dashboards", metavar="URL", help="Grafana's address (default: no link)")
+    links.add_argument("--dashboards", metavar="URL", help="address of Grafana (default: no link)")
     parser.epilog = """examples:
   inferscope slo rules slo.yaml --out /etc/prometheus/inferscope
   inferscope slo rules slo.yaml --floor 30 --dashboards https://grafana.example.org
@@ -83,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         lines = list(burn_lines(objectives, chosen))
     except BadInput as error:
         raise BadInput(f"{options.file}: {error}") from None
-    _say_what_leads_nowhere(options)
+    _warn_of_missing_links(options)
     if options.out is None:
         sys.stdout.write(rules)
         return 0
@@ -93,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say_what_leads_nowhere(options: argparse.Namespace) -> None:
-    """Say in a line which links of the alerts are of no use to who is woken by them."""
+def _warn_of_missing_links(options: argparse.Namespace) -> None:
+    """Print a line that names the alerts' missing and unusable links."""
     dead = []
     if options.runbooks is None:
         dead.append(f"runbook_url is relative ({RuleOptions.runbooks}/…): give --runbooks BASE")
@@ -105,16 +107,16 @@ def _say_what_leads_nowhere(options: argparse.Namespace) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that Prometheus, another user, can read.
+    """Write a file that Prometheus, which runs as another user, can read.
 
     Raises:
-        BadInput: it cannot be written.
+        BadInput: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}. Choose another place.") from error
+        raise BadInput(f"cannot write {path}: {error.strerror}. Choose another path.") from error
     sys.stderr.write(f"inferscope: wrote {path}\n")
 
 

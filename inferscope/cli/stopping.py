@@ -1,4 +1,4 @@
-"""Stopping a loop from outside, between its turns and never inside one."""
+"""Stop of a loop by a signal, between two of its turns."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stop:
-    """Says whether somebody asked the loop to end."""
+class StopFlag:
+    """Flag that a signal sets to stop a loop."""
 
     def __init__(self) -> None:
         self.stop_requested = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Note the wish; the second Ctrl-C is not for the loop but for Python."""
+        """Set the flag; the second signal raises KeyboardInterrupt."""
         if self.stop_requested:
             raise KeyboardInterrupt
         self.stop_requested = True
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
-    """Turn Ctrl-C and SIGTERM into a wish, for as long as the context lasts.
+def stoppable() -> Iterator[StopFlag]:
+    """Make Ctrl-C and SIGTERM set a flag while the context lasts.
 
-    A record may be written and not yet folded where an exception strikes: then the digest printed
-    at the end would be that of no replay.
+    An exception could interrupt the loop between writing a record and folding it. The digest
+    printed at the end would then differ from that of every replay.
     """
-    stop = Stop()
+    stop = StopFlag()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, stop.ask)

@@ -1,4 +1,4 @@
-"""Switch an engine's probe on or off without touching the engine: within a step or 100 ms."""
+"""Switch a running engine's probe on or off; takes effect within one step or 100 ms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from inferscope.ring.discovery import RingFile
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("target", nargs="?", help="pid or engine id (default: the only engine)")
+    parser.add_argument(
+        "target", nargs="?", help="pid or engine ID (default: the only running engine)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     engine, now_ns = engine_of(options.target), time.monotonic_ns()
     if not engine.is_alive(now_ns):
         raise NotFound(
-            f"{engine.engine_id} has ended: there is no probe left to switch {options.command}."
+            f"{engine.engine_id} has ended: its probe cannot be switched {options.command}."
         )
     to = SWITCHED_ON if options.command == "on" else SWITCHED_OFF
     failures = []
@@ -33,8 +35,7 @@ def run(options: argparse.Namespace) -> int:
             failures.append(f"{control_path(ring.path)}: {failed.strerror}")
     if failures:
         raise InferScopeError(
-            f"cannot switch the probe by {', '.join(failures)}. "
-            "Run as the user that runs the engine."
+            f"cannot switch the probe: {', '.join(failures)}. Run as the user that runs the engine."
         )
     sys.stderr.write(f"{one_line(engine.engine_id)}: {options.command}\n")
     return 0

@@ -1,4 +1,4 @@
-"""What a command is pointed at: nothing, a process, a file, a folder, or a server's address."""
+"""Target of a command: an engine, a process, a file, a folder or a server's address."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _HOST_AND_PORT = re.compile(r"(?=.*[A-Za-z.\[])[\w.\-]+:\d+|\[[0-9A-Fa-f:.]+\]:\
 
 
 def is_remote(target: str | None) -> bool:
-    """Tell whether a server's address is meant: a URL, or a host and a port."""
+    """Return whether a target is a server's address: a URL, or a host and a port."""
     if target is None or ("://" not in target and is_there(Path(target))):
         return False
     return "://" in target or _HOST_AND_PORT.fullmatch(target) is not None
 
 
 def path_of(target: str | None) -> Path | None:
-    """Return the file or folder that is meant; None where it is a pid, an engine or nothing.
+    """Return the file or folder that a target names; None for a pid, an engine or no target.
 
-    Models have slashes and dots in their names: what is not there may be one.
+    Model names contain slashes and dots, so a path that does not exist may be a model name.
     """
     if target is None or target.isdigit():
         return None
@@ -61,16 +61,16 @@ def path_of(target: str | None) -> Path | None:
 
 
 def engine_of(target: str | None, *, choose: Choose | None = None) -> EngineRings:
-    """Return the engine that is meant: the only one alive, or the one of a name.
+    """Return the engine that a target names; without a target, the only running engine.
 
-    A name is a pid, an engine's id, a model's name, or the beginning of an id or a model's name.
+    A target is a pid, an engine ID, a model name, or the beginning of an ID or a model name.
 
     Args:
-        target: as on the command line.
-        choose: asks the user for one of several engines that run; without it they are an error.
+        target: target as given on the command line.
+        choose: function that picks one of several running engines; without it they are an error.
 
     Raises:
-        NotFound: there is none, or more than one, with what to do.
+        NotFound: the target names no engine, or more than one.
     """
     engines = find_engines()
     if target is None:
@@ -87,7 +87,7 @@ def engine_of(target: str | None, *, choose: Choose | None = None) -> EngineRing
 
 
 def _named(target: str, engines: list[EngineRings], choose: Choose | None) -> EngineRings:
-    """Return the engine of a model or of the beginning of a name: of those alive, if one is."""
+    """Return the engine by model name or the beginning of a name; running engines come first."""
     found = [engine for engine in engines if is_named(target, engine)]
     now_ns = time.monotonic_ns()
     alive = [engine for engine in found if engine.is_alive(now_ns)]
@@ -100,40 +100,44 @@ def _named(target: str, engines: list[EngineRings], choose: Choose | None) -> En
         state = "are running" if alive else "have ended"
         raise NotFound(
             f"{len(alive or found)} engines named {target} {state}. "
-            "Name one by its pid or its whole id."
+            "Name one by its pid or its whole ID."
         )
     refuse_if_closed(target)
     raise NotFound(
-        f"{target} is neither a file, a folder, a pid, an engine's id nor a model served here."
+        f"{target} is neither a file, a folder, a pid, an engine ID nor a model served here."
     )
 
 
 def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
-    """Return what finds an engine's rings, also of processes that start later, and samplers' rings.
+    """Return a function that finds an engine's rings and the samplers' rings, including new ones.
 
-    Where an engine's folder is in one of the usual places, its other processes may use another.
-    Rings of another user are not the engine's, whatever their folder is called. Samplers' are read
-    of the engine's user, of this one and of root.
+    If an engine's folder is in a standard place, its other processes may use another standard
+    place. Rings of another user never belong to the engine, even in a folder with its name.
+    Samplers' rings are read if they belong to the engine's user, to this user or to root.
     """
     homes = {ring.path.parent for ring in engine.rings}
     owners = {ring.owner for ring in engine.rings}
 
     def find() -> list[Path]:
-        usual, found, beside = search_directories(), set(homes), {home.parent for home in homes}
-        if not beside.isdisjoint(usual):
-            found |= {folder / home.name for folder in usual for home in homes}
-            beside |= set(usual)
+        standard, found, siblings = (
+            search_directories(),
+            set(homes),
+            {home.parent for home in homes},
+        )
+        if not siblings.isdisjoint(standard):
+            found |= {folder / home.name for folder in standard for home in homes}
+            siblings |= set(standard)
         paths = (path for home in sorted(found) for path in home.glob("*.ring"))
         rings = [path for path in paths if owner_of(path) in owners]
         trusted = owners | {os.geteuid(), 0}
-        samplers = sampler_rings(*sorted(beside))
+        samplers = sampler_rings(*sorted(siblings))
         return [*rings, *(path for path in samplers if owner_of(path) in trusted)]
 
     return find
 
 
 def extent_of(engine: EngineRings) -> Extent | None:
-    """Return the time that an engine's rings span; None where they hold nothing."""
+    """Return the time range of an engine's records; None if its rings hold none."""
     return extent_of_rings(ring.path for ring in engine.rings)
 
 
@@ -146,7 +150,7 @@ def _only_one(engines: list[EngineRings], choose: Choose | None) -> EngineRings:
         return choose(alive)
     if alive:
         write_list(alive)
-        raise NotFound(f"{len(alive)} engines are running. Name one by its model, id or pid.")
+        raise NotFound(f"{len(alive)} engines are running. Name one by its model, ID or pid.")
     if not engines:
         refuse_if_closed(None)
         raise NotFound(
@@ -156,18 +160,18 @@ def _only_one(engines: list[EngineRings], choose: Choose | None) -> EngineRings:
     ended = "One that has ended" if len(engines) == 1 else f"{len(engines)} that have ended"
     raise NotFound(
         f"no engine is running under {names_of(search_directories())}. {ended} can still be read: "
-        "name it by pid or id, or say how far to look back, as in `inferscope attach --since -5m`."
+        "name it by pid or ID, or give a start time, as in `inferscope attach --since -5m`."
     )
 
 
 def refuse_if_closed(engine_id: str | None) -> None:
-    """Say which rings there are that this user may not read: they look as if there were none.
+    """Raise an error if there are rings that this user may not read.
 
     Args:
-        engine_id: whose they would be; None for anybody's.
+        engine_id: engine to check; None for all engines.
 
     Raises:
-        NotFound: there are some.
+        NotFound: unreadable rings exist; the error names them.
     """
     for folder in search_directories():
         for path in closed_under(folder):
@@ -176,9 +180,9 @@ def refuse_if_closed(engine_id: str | None) -> None:
 
 
 def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
-    """Return the engine that a process belongs to: by its own ring, its parents' or its children's.
+    """Return the engine of a process: by its own ring, an ancestor's or a descendant's.
 
-    A server's launcher, and the workers that it starts, are often what one sees in `ps`.
+    `ps` often shows a server's launcher, or a worker that the server started.
     """
     own = [engine for engine in engines if pid in engine.pids]
     now_ns = time.monotonic_ns()
@@ -186,7 +190,7 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
     models = [engine for engine in own if engine in alive]
     if len(models) > 1:
         write_list(models)
-        raise NotFound(f"process {pid} runs {len(models)} models. Name one by its engine id.")
+        raise NotFound(f"process {pid} runs {len(models)} models. Name one by its engine ID.")
     if own:
         return (models or own)[0]
     above, below = set(ancestors(pid)), descendants(pid)
@@ -205,38 +209,38 @@ def _engine_of_pid(pid: int, engines: list[EngineRings]) -> EngineRings:
 
 
 def _observed_from_now(pid: int, execute: remote.Execute) -> EngineRings:
-    """Have a running process observe itself, and return its engine."""
+    """Start the probe in a running process, and return its engine."""
 
-    def mine() -> list[EngineRings]:
+    def own_engines() -> list[EngineRings]:
         return [engine for engine in find_engines() if pid in engine.pids]
 
-    if remote.observe(pid, execute, rings=ring_directory(), has_ring=lambda: bool(mine())):
-        return mine()[0]
+    if remote.observe(pid, execute, rings=ring_directory(), has_ring=lambda: bool(own_engines())):
+        return own_engines()[0]
     raise NotFound(
-        f"process {pid} has been told to observe itself and has no ring yet: it makes one when "
-        f"its engine works. Attach again then, or start it observed: {run_command(pid)}"
+        f"the probe was loaded into process {pid}, which has no ring yet: it opens one when its "
+        f"engine works. Attach again then, or restart it with: {run_command(pid)}"
     )
 
 
 def _unknown_pid(pid: int) -> str:
     if not Path(f"/proc/{pid}").exists():
         return (
-            f"there is no process {pid}, nor a ring of one under {names_of(search_directories())}."
+            f"process {pid} does not exist and has no ring under {names_of(search_directories())}."
         )
-    words = command_line(pid)
-    if not words:
+    argv = command_line(pid)
+    if not argv:
         return f"process {pid} is not observed and has no command line. {_HOW_TO_START}"
-    ours = own_command(words)
+    ours = own_command(argv)
     if ours is not None:
         return (
             f"process {pid} is `{ours}`, which runs no model. Name an engine's process: "
-            "`inferscope attach` without a pid lists them where there are several."
+            "`inferscope attach` without a pid lists the running engines."
         )
     command = run_command(pid)
     if command is None:
         return (
-            f"process {pid} ({Path(words[0].split()[0]).name}) is not Python, and cannot be "
+            f"process {pid} ({Path(argv[0].split()[0]).name}) is not Python, and cannot be "
             "observed. Name the engine's own process, or a server's address: "
             "`inferscope attach http://HOST:PORT` reads its /metrics."
         )
-    return f"process {pid} is not observed. Start it like this, and it is: {command}"
+    return f"process {pid} is not observed. Restart it with: {command}"

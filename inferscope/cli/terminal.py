@@ -1,7 +1,7 @@
-"""Standard output and error: whether they are terminals that draw, and what their encodings lack.
+"""Capabilities of standard output and error: cursor movement, and characters they cannot encode.
 
-A stream whose encoding lacks a sign gets one that is similar, of the same width; in JSON, whose
-text beyond ASCII is within strings, it gets the escape that stands for the sign.
+A character that a stream cannot encode is replaced by a similar one of the same width. In JSON it
+is replaced by its escape sequence.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _SIMILAR, _ESCAPED = "inferscope.similar", "inferscope.escaped"
 
 
 def can_draw(stream: TextIO | None = None) -> bool:
-    """Return whether a stream, standard output by default, is a terminal that moves its cursor."""
+    """Return whether a stream (default: standard output) is a terminal with cursor movement."""
     stream = sys.stdout if stream is None else stream
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def print_what_is_encodable(*, is_json: bool = False) -> None:
-    """Make standard output and error replace what their encodings lack, and not raise."""
+def replace_unencodable(*, is_json: bool = False) -> None:
+    """Make standard output and error replace characters that they cannot encode."""
     for stream, errors in ((sys.stdout, _ESCAPED if is_json else _SIMILAR), (sys.stderr, _SIMILAR)):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

@@ -1,4 +1,4 @@
-"""Print the version of InferScope, as `inferscope --version` does."""
+"""Print the version of InferScope; `inferscope --version` prints the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferscope import __version__
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments: it has none."""
+    """Set the epilog; the command has no arguments."""
     parser.epilog = """examples:
   inferscope version
 """

@@ -1,9 +1,9 @@
-"""Say in sentences where one request's time went, and with whom its waits lie.
+"""Explain where one request's time went, and which requests it waited for.
 
-REQUEST is the engine's own id, the client's (X-Request-Id), or the beginning of either. Without a
-source all rings here are searched, those of dead engines too: a server killed a minute ago can
-still be asked. With objectives it also says why one was missed, what would have let it pass, and
-how the request compares with those that met it.
+REQUEST is the engine's ID of the request, the client's (X-Request-Id), or the beginning of either.
+Without a source the command searches all rings on this host, including those of engines that were
+killed. With objectives it also explains why one was missed, what would have met it, and how the
+request compares with requests that met it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from inferscope.attribution.breach import LatencyLimit
 from inferscope.attribution.spent import Metric
-from inferscope.cli.numbers import latency_ns
+from inferscope.cli.arg_types import latency_ns
 from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
 from inferscope.cli.terminal import can_draw
 from inferscope.collector.source import open_source
@@ -33,50 +33,62 @@ from inferscope.slo.objectives import read_objectives
 from inferscope.tui.plots import plain
 
 _WIDTH = 100
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("request", metavar="REQUEST", help="an id, or the beginning of one")
+    parser.add_argument("request", metavar="REQUEST", help="request ID, or the beginning of one")
     parser.add_argument(
         "source",
         nargs="?",
         metavar="FILE|DIR|PID|ID",
-        help="a recording, ring or folder, or an engine (default: all rings here)",
+        help="recording, ring or folder, or an engine's pid or ID (default: all rings here)",
     )
     parser.add_argument(
-        "--pick", type=int, metavar="N", help="the Nth of several requests that match"
+        "--pick", type=int, metavar="N", help="select the Nth of several matching requests"
     )
-    slo = parser.add_argument_group("objectives: say why one was missed, such as 500ms or 2s")
-    slo.add_argument("--ttft", type=latency_ns, metavar="TIME", help="up to the first token")
-    slo.add_argument("--tbt", type=latency_ns, metavar="TIME", help="each gap between tokens")
+    slo = parser.add_argument_group("objectives: explain a missed one; TIME is such as 500ms or 2s")
     slo.add_argument(
-        "--tpot", type=latency_ns, metavar="TIME", help="mean time per token after the first"
+        "--ttft",
+        type=latency_ns,
+        metavar="TIME",
+        help="maximum time to first token (default: none)",
     )
-    slo.add_argument("--e2e", type=latency_ns, metavar="TIME", help="up to the last token")
     slo.add_argument(
-        "--slo", type=Path, metavar="FILE", help="all thresholds of its model in a file of these"
+        "--tbt", type=latency_ns, metavar="TIME", help="maximum time between tokens (default: none)"
+    )
+    slo.add_argument(
+        "--tpot",
+        type=latency_ns,
+        metavar="TIME",
+        help="maximum mean time per token after the first",
+    )
+    slo.add_argument(
+        "--e2e", type=latency_ns, metavar="TIME", help="maximum time to last token (default: none)"
+    )
+    slo.add_argument(
+        "--slo", type=Path, metavar="FILE", help="file of SLO objectives; uses those of the model"
     )
     how = parser.add_argument_group("output")
     how.add_argument("--json", action="store_true", help="print the report and its facts as JSON")
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
-  inferscope why chat-0017                  what the client called it
-  inferscope why chatcmpl-4f demo.isr       the beginning of an id, in a recording
-  inferscope why chat-0017 --ttft 500ms     and why its first token came too late
+  inferscope why chat-0017                  a client's request ID
+  inferscope why chatcmpl-4f demo.isr       the beginning of an ID, in a recording
+  inferscope why chat-0017 --ttft 500ms     and why its first token was late
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Explain the request."""
     if not options.request:
-        raise BadInput("REQUEST is empty. Give an id, or the beginning of one.")
+        raise BadInput("REQUEST is empty. Give a request ID, or the beginning of one.")
     promised = None if options.slo is None else read_objectives(options.slo)
-    source = place_of(options.source)
+    source = request_source_of(options.source)
     refs = source.refs(options.request)
     found = matching(refs, options.request)
-    if not found:  # its names may be hidden
+    if not found:  # the records may hold its ID as a digest only
         hidden = digits(options.request)
         refs = source.refs(hidden)
         found = matching(refs, hidden)
@@ -106,12 +118,12 @@ def _objectives(options: argparse.Namespace) -> tuple[LatencyLimit, ...]:
     )
 
 
-def place_of(target: str | None) -> RequestSource:
-    """Return where to look.
+def request_source_of(target: str | None) -> RequestSource:
+    """Return the source of requests that a target names.
 
     Raises:
-        NotFound: nothing is there.
-        UnreadableFile: it cannot be read.
+        NotFound: the target does not exist.
+        UnreadableFile: the target's file cannot be read.
     """
     if target is None:
         engines = find_engines()
@@ -122,7 +134,7 @@ def place_of(target: str | None) -> RequestSource:
     if path is None:
         engine = engine_of(target)
         return RequestSource(f"the rings of {engine.engine_id}", engines=[engine])
-    open_source(path).close()  # says what is wrong with it
+    open_source(path).close()  # raises for an unreadable file
     if path.is_dir():
         return RequestSource(f"the rings under {path}", engines=find_engines(path))
     if path.suffix != ".ring":
@@ -135,24 +147,22 @@ def place_of(target: str | None) -> RequestSource:
 
 
 def _chosen(refs: list[RequestRef], options: argparse.Namespace, where: str) -> RequestRef:
-    """Return the one that is meant.
+    """Return the request that the options select.
 
     Raises:
-        NotFound: there is none.
-        BadInput: there are several and none was picked, or a wrong one.
+        NotFound: no request matches.
+        BadInput: several match and --pick is missing, or --pick is out of range.
     """
     name: str = options.request
     pick: int | None = options.pick
     if not refs:
         what_to_do = (
-            "Names are those of `inferscope attach`; a recording or a folder of rings can be given"
-            " after the name."
+            "`inferscope attach` shows the IDs; give a recording or a folder of rings after the ID"
+            " to search it."
             if options.source is None
-            else f"`inferscope shares {plain(options.source)}` tells the names that there are."
+            else f"`inferscope shares {plain(options.source)}` lists the IDs."
         )
-        raise NotFound(
-            f"no request is called {plain(name)}, nor begins so, in {where}. {what_to_do}"
-        )
+        raise NotFound(f"no request ID begins with {plain(name)} in {where}. {what_to_do}")
     if pick is not None:
         if not 1 <= pick <= len(refs):
             matches = "1 request matches" if len(refs) == 1 else f"{len(refs)} requests match"
@@ -160,11 +170,11 @@ def _chosen(refs: list[RequestRef], options: argparse.Namespace, where: str) -> 
         return refs[pick - 1]
     if len(refs) == 1:
         return refs[0]
-    for number, ref in enumerate(refs[:_MOST_LISTED], 1):
+    for number, ref in enumerate(refs[:_MAX_LISTED], 1):
         sys.stderr.write(f"  {number:>3}  {_line(ref)}\n")
-    if len(refs) > _MOST_LISTED:
-        sys.stderr.write(f"       … and {len(refs) - _MOST_LISTED} older ones\n")
-    raise BadInput(f"{len(refs)} requests match {plain(name)}. Give more of the name, or --pick N.")
+    if len(refs) > _MAX_LISTED:
+        sys.stderr.write(f"       … and {len(refs) - _MAX_LISTED} older ones\n")
+    raise BadInput(f"{len(refs)} requests match {plain(name)}. Give more of the ID, or --pick N.")
 
 
 def _line(ref: RequestRef) -> str:

@@ -179,7 +179,7 @@ class Engine:
         return dict(engine)
 
     def wait_for(self, num_finished: int) -> dict[str, Any]:
-        """Look until so many requests have finished."""
+        """Read snapshots until the given number of requests has finished."""
         end_s = time.monotonic() + _LATEST_S
         while (seen := self.attach())["num_finished"] < num_finished:
             assert time.monotonic() < end_s, f"only {seen['num_finished']} requests finished"

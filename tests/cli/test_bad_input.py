@@ -36,7 +36,7 @@ def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
     assert "no process 4194305" in one_line("attach", "4194305", rings=tmp_path, code=1)
 
 
-def test_a_process_without_a_probe_is_told_from_a_missing_one(tmp_path: Path) -> None:
+def test_errors_of_an_unobserved_and_a_missing_process_differ(tmp_path: Path) -> None:
     with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         said = one_line("attach", str(process.pid), rings=tmp_path, code=1)
     assert f"process {process.pid} is not observed" in said
@@ -117,7 +117,7 @@ def test_an_export_onto_itself_is_refused(tmp_path: Path, demo: Run) -> None:
     copy = tmp_path / "copy.isr"
     copy.write_bytes((demo.folder / "demo.isr").read_bytes())
     said = one_line("export", str(copy), "-o", str(copy), rings=tmp_path, code=2)
-    assert "is what is to be exported" in said
+    assert "is the file to export" in said
     assert copy.read_bytes() == (demo.folder / "demo.isr").read_bytes()
 
 

@@ -263,7 +263,7 @@ def test_ctrl_c_at_any_moment_leaves_no_process_behind(
 def _ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> bytes:
     """Press Ctrl-C, and again each 10 s: Python drops one that falls into a weakref's callback.
 
-    An import has such callbacks; whoever sees nothing happen presses again.
+    An import has such callbacks; a user who sees no reaction presses Ctrl-C again.
     """
     for _ in range(4):
         process.send_signal(signal.SIGINT)
@@ -291,7 +291,7 @@ def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 1
         assert stderr.startswith(b"demo: starting the engine")
-        assert b"died under load" in stderr
+        assert b"exited under load" in stderr
 
 
 def test_a_headless_demo_says_how_far_it_is(tmp_path: Path) -> None:

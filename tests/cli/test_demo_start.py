@@ -99,7 +99,7 @@ def test_the_screen_is_drawn_before_the_engine_is_started_and_shows_its_stages()
             "torch is missing",
             2,
         ),
-        ("", "the demo's engine died while it was starting", 1),
+        ("", "the demo's engine exited while it was starting", 1),
     ],
 )
 def test_an_engine_that_cannot_start_ends_the_screen_with_its_error(

@@ -62,7 +62,7 @@ def test_a_calibrated_cpu_is_fine_for_the_threads_it_was_calibrated_with(
 
 @pytest.mark.parametrize(
     ("scope", "is_fine", "words"),
-    [(0, True, "same user"), (1, False, "children"), (2, False, "root"), (3, False, "nobody")],
+    [(0, True, "same user"), (1, False, "children"), (2, False, "root"), (3, False, "no process")],
 )
 def test_the_kernel_s_rule_on_tracing_is_said_in_words(
     tmp_path: Path, scope: int, is_fine: bool, words: str
@@ -110,7 +110,7 @@ def test_the_engines_of_another_environment_are_checked_feature_by_feature(tmp_p
     assert mine[1]
     engine, lack = (row for row in rows if row[0] == "vllm")
     assert engine[1]
-    assert engine[2].startswith("0.28.0; observe it: ")
+    assert engine[2].startswith("0.28.0; observe it with: ")
     assert lack == ("vllm", False, f"unsupported: pauses: {target.replace(':', '.')} is missing")
 
 
@@ -141,4 +141,4 @@ def test_the_package_of_another_project_is_named_with_the_lines_that_replace_it(
 def test_a_program_that_no_python_runs_has_no_engines_to_check(tmp_path: Path) -> None:
     done = inferscope("doctor", "--python", "/bin/ls", rings=tmp_path)
     assert done.returncode == 2
-    assert "/bin/ls is no Python program" in done.stderr
+    assert "/bin/ls is not a Python program" in done.stderr

@@ -29,7 +29,7 @@ def lines(fix: str) -> dict[str, Any]:
     return told
 
 
-def test_a_bare_pod_is_told_every_line_that_the_sidecars_manifest_has(tmp_path: Path) -> None:
+def test_a_bare_pod_gets_every_line_that_the_sidecars_manifest_has(tmp_path: Path) -> None:
     missing = looked(tmp_path, _ROOT)
     assert list(missing) == ["pod: rings", "pod: volume", "pod: engine", "pod: name"]
     way = Way("sidecar")

@@ -45,7 +45,7 @@ def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     assert apart["tbt_without_interference"]["mean_ns"] < apart["tbt"]["mean_ns"]
 
 
-def test_missed_objectives_are_told_beside_the_others(tmp_path: Path) -> None:
+def test_missed_objectives_are_listed_with_the_findings(tmp_path: Path) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text(
         "slos:\n"

@@ -70,7 +70,9 @@ def load(url: str, *arguments: str, rings: Path) -> subprocess.CompletedProcess[
     return inferscope("load", url, *arguments, rings=rings)
 
 
-def test_a_load_against_a_real_engine_is_told_by_both_sides(tmp_path: Path, engine: str) -> None:
+def test_client_and_engine_agree_on_a_load_against_a_real_engine(
+    tmp_path: Path, engine: str
+) -> None:
     out = tmp_path / "client.jsonl"
     done = load(
         engine, "--rate", "30", "--requests", "12", "--seed", "7", "--run-name", "seven",
@@ -218,7 +220,7 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
         (("127.0.0.1:9", "--run-name", "a b"), "'a b'"),
         (("127.0.0.1:9", "--burst", "3"), "--burst-every"),
         (("127.0.0.1:9", "--temperature", "nan"), "--temperature is nan"),
-        (("127.0.0.1:9", "--kind", "chat", "--prompt-tokens", "3"), "lengths of its own"),
+        (("127.0.0.1:9", "--kind", "chat", "--prompt-tokens", "3"), "sets the lengths itself"),
         (("127.0.0.1:9", "--prefix-share", "0.3"), "--shared-prefix"),
         (("127.0.0.1:9", "--shared-prefix", "30"), "--prompt-tokens"),
         (("127.0.0.1:9", "--prompt-tokens", "30", "--parts"), "--shared-prefix"),

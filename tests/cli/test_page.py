@@ -42,7 +42,7 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
         ("localhost:1", 1, "cannot be reached"),
         ("{page}", 1, "does not match a known server"),
         ("{page}/elsewhere", 1, "does not match a known server"),
-        ("{page} --since -5m", 2, "has no past"),
+        ("{page} --since -5m", 2, "has no history"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(

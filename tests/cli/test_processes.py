@@ -1,4 +1,4 @@
-"""A pid near an engine's finds it; one of nothing observed is told how to start it."""
+"""A pid near an engine finds it; the error for an unobserved process names a command for it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_process_above_two_engines_finds_neither(
         assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_an_unobserved_process_is_told_how_to_start_it(
+def test_the_error_for_an_unobserved_process_names_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
@@ -197,13 +197,11 @@ def test_a_kernels_or_no_process_has_no_command() -> None:
         (None, False),
     ],
 )
-def test_a_servers_address_is_told_from_a_file_and_a_pid(
-    target: str | None, expected: bool
-) -> None:
+def test_a_server_address_is_neither_a_file_nor_a_pid(target: str | None, expected: bool) -> None:
     assert is_remote(target) is expected
 
 
-def test_nobody_is_let_in_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_exec_is_not_used_where_it_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "remote_exec", print, raising=False)
     assert remote.executor() is print
     monkeypatch.setenv(remote.ALLOW_VARIABLE, "0")
@@ -227,9 +225,9 @@ def test_the_script_switches_a_plain_interpreter_on(tmp_path: Path) -> None:
     assert "_Waiting" in ran[0]
 
 
-def test_a_process_that_lets_nobody_in_is_one_line(tmp_path: Path) -> None:
+def test_a_process_that_refuses_tracing_gives_a_one_line_error(tmp_path: Path) -> None:
     def refuse(pid: int, path: str) -> None:
         raise PermissionError("ptrace denied")
 
-    with pytest.raises(InferScopeError, match=r"7 lets nobody in \(ptrace denied"):
+    with pytest.raises(InferScopeError, match=r"cannot attach to process 7: ptrace denied"):
         remote.observe(7, refuse, rings=tmp_path, has_ring=lambda: False)

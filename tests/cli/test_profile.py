@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli import profile
-from inferscope.cli.profile import told_of
+from inferscope.cli.profile import step_records
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.profiling import Profiling
@@ -35,7 +35,7 @@ from tests.cli.running import inferscope, running_engine
 
 
 @pytest.mark.slow
-def test_a_running_engine_s_operations_are_told_by_phase(tmp_path: Path) -> None:
+def test_a_running_engines_operations_are_grouped_by_phase(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     with running_engine(tmp_path) as engine:
         engine.wait_for(1)
@@ -108,7 +108,7 @@ def test_a_rank_s_steps_are_its_own_and_their_phases_its_replica_s(
         key=lambda ring: ring.identity.rank,
     )
     phases = [
-        [step.phase for step in steps_of(told_of(ring, engine, time.monotonic_ns()), {})]
+        [step.phase for step in steps_of(step_records(ring, engine, time.monotonic_ns()), {})]
         for ring in workers
     ]
     for probe in probes:
@@ -180,7 +180,7 @@ def test_root_is_referred_to_the_engine_s_user(
     assert not request_path(probe.path).exists()
 
 
-def test_somebody_s_link_is_no_request(tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_not_a_request(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("2.0")
     request_path(tmp_path / "a.ring").symlink_to(tmp_path / "elsewhere")
     assert requested(tmp_path / "a.ring") is None
@@ -228,7 +228,7 @@ def test_a_reason_acts_on_no_terminal(tmp_path: Path) -> None:
     me = Identity("a", "core", 0, 1, "host", "", 1, 2)
     with pytest.raises(InferScopeError) as caught:
         profile._answer(RingFile(ring, 0, me, 0, 0), 0.0)
-    assert str(caught.value) == "there is no profile: RuntimeError: ?]0;owned?\ufffd"
+    assert str(caught.value) == "no profile was made: RuntimeError: ?]0;owned?\ufffd"
 
 
 def test_a_request_that_cannot_be_made_whole_leaves_none_behind(tmp_path: Path) -> None:

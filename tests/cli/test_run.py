@@ -168,7 +168,7 @@ def test_a_plain_program_gets_the_import_hook_beside_its_own_sitecustomize(tmp_p
 
 
 @pytest.mark.parametrize("kind", ["python", "shebang", "env", "long"])
-def test_a_python_without_inferscope_is_told_apart_and_how_to_install_it(
+def test_the_error_for_a_python_without_inferscope_names_the_install_command(
     tmp_path: Path, kind: str
 ) -> None:
     # Named as an interpreter; isolated, without site-packages, it sees the standard library alone.
@@ -270,7 +270,7 @@ def test_sglang_takes_an_empty_list_for_none_and_strips_names(tmp_path: Path, gi
     assert "SGLANG_PLUGINS" not in done.stderr
 
 
-def test_vllm_on_ray_is_told_which_variables_to_copy(tmp_path: Path) -> None:
+def test_vllm_on_ray_gets_the_variables_to_copy(tmp_path: Path) -> None:
     vllm = str(
         executable(tmp_path / "vllm", f"#!{sys.executable}\nimport os\nprint(*os.environ)\n")
     )

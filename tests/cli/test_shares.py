@@ -56,9 +56,9 @@ def test_what_cannot_be_divided_is_named_in_one_line(demo: Run, tmp_path: Path) 
     assert missing.returncode == 1
     assert "none.isr does not exist" in missing.stderr
     assert len(missing.stderr.splitlines()) == 1
-    nobody = inferscope("shares", rings=tmp_path)
-    assert nobody.returncode == 1
-    assert "no engine is running" in nobody.stderr
+    empty = inferscope("shares", rings=tmp_path)
+    assert empty.returncode == 1
+    assert "no engine is running" in empty.stderr
     file = str(demo.folder / "demo.isr")
     wrong = inferscope("shares", file, "--rule", "mine", rings=demo.rings)
     assert wrong.returncode == 2

@@ -87,7 +87,7 @@ def test_every_export_says_so_of_each_engine(made_up: Path, tmp_path: Path) -> N
         assert all(row["synthetic"] is (row["engine"] == "pretender") for row in rows)
 
 
-def test_an_engine_on_a_device_whose_samples_are_made_up_is_synthetic(tmp_path: Path) -> None:
+def test_an_engine_on_a_device_with_synthetic_samples_is_synthetic(tmp_path: Path) -> None:
     engine(tmp_path, "honest", synthetic=False)
     me = identity(SAMPLER_ROLE, 0, engine="sampler", synthetic=True)
     (tmp_path / "sampler").mkdir()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.cli import saying, terminal
+from inferscope.cli import status_line, terminal
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import PREFILL
 from tests.children import child
@@ -68,7 +68,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, text: str, *, is_json: bool) -> byt
     out = io.BytesIO()
     stream = io.TextIOWrapper(out, encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    terminal.print_what_is_encodable(is_json=is_json)
+    terminal.replace_unencodable(is_json=is_json)
     stream.write(text)
     stream.flush()
     return out.getvalue()
@@ -142,7 +142,7 @@ def test_names_in_rings_move_no_cursor_and_begin_no_line(
 
 
 def test_a_line_about_an_engine_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    saying.say(f"id{ESCAPES} is refused")
+    status_line.say(f"id{ESCAPES} is refused")
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert shown[:-1].isprintable()

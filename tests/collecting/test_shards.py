@@ -122,7 +122,7 @@ def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
                 },
             )
             lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-            assert lines["rings"].endswith("engines there now: 2")
+            assert lines["rings"].endswith("running engines: 2")
             told.append(lines["shard"])
     num = sum(Shard(1, 2).has(engine_id) for engine_id in "ab")
     assert told == [f"1/2, of these: {num}", f"2/2, of these: {2 - num}"]

@@ -237,7 +237,7 @@ def test_each_of_two_served_models_is_an_engine_of_its_own(
             asks += again
         time.sleep(1)
     assert "inferscope: " not in (tmp_path / "server.log").read_text().replace(
-        "inferscope: this is engine", ""
+        "inferscope: engine ID", ""
     )
     homes = sorted((tmp_path / "rings").iterdir(), key=lambda home: len(home.name))
     assert [home.name for home in homes] == [homes[0].name, f"{homes[0].name}-2"]

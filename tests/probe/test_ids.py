@@ -42,7 +42,7 @@ def test_names_are_in_no_ring_and_find_their_request(
         assert told.returncode == 0, told.stderr
         assert json.loads(told.stdout)["facts"]["row"]["external_id"] == digits(NAME)
     missing = inferscope("why", "unknown", str(ring), rings=tmp_path)
-    assert "no request is called" in missing.stderr
+    assert "no request ID begins with" in missing.stderr
 
 
 def test_digits_are_the_same_everywhere_and_others_for_others() -> None:

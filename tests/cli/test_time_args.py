@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from inferscope.cli.moments import accept_minus, ago, into
+from inferscope.cli.time_args import accept_negative_times, at_time, since_time
 from inferscope.ring.extent import Extent
 
 SECOND = 1_000_000_000
@@ -20,12 +20,12 @@ HELD = Extent(NOON - 3600 * SECOND, NOON)
     [("5m", 300), ("-5m", 300), ("90", 90), ("-1h30m", 5400), ("1.5s", 1.5), ("250ms", 0.25)],
 )
 def test_a_bare_duration_is_ago(text: str, before_s: float) -> None:
-    assert ago(text).real_ns(HELD) == NOON - round(before_s * SECOND)
+    assert since_time(text).real_ns(HELD) == NOON - round(before_s * SECOND)
 
 
 @pytest.mark.parametrize(("text", "after_s"), [("15", 15), ("+1m30s", 90), ("-1m", 3540)])
 def test_a_moment_is_counted_from_the_start_unless_it_is_negative(text: str, after_s: int) -> None:
-    assert into(text).real_ns(HELD) == HELD.first_real_ns + after_s * SECOND
+    assert at_time(text).real_ns(HELD) == HELD.first_real_ns + after_s * SECOND
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def test_a_moment_is_counted_from_the_start_unless_it_is_negative(text: str, aft
     ],
 )
 def test_a_clock_time_is_the_last_such_time(text: str, expected: datetime) -> None:
-    for read in (ago, into):
+    for read in (since_time, at_time):
         assert read(text).real_ns(HELD) == round(expected.timestamp() * SECOND)
 
 
 @pytest.mark.parametrize("text", ["", "-", "x", "5 m", "25:00", "12:61", "-14:02", "9" * 40])
 def test_what_is_no_time_is_named(text: str) -> None:
-    for read in (ago, into):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+    for read in (since_time, at_time):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
             read(text)
 
 
 def test_a_negative_duration_is_a_value_and_no_option() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    accept_minus(parser)
-    parser.add_argument("--since", type=ago)
+    accept_negative_times(parser)
+    parser.add_argument("--since", type=since_time)
     parser.add_argument("--once", action="store_true")
     parsed = parser.parse_args(["--since", "-5m", "--once"])
     assert parsed.since.before_end_ns == 300 * SECOND

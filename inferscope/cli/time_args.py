@@ -1,4 +1,4 @@
-"""Times on the command line: so long ago, so far into the records, or by the clock on the wall."""
+"""Argument types for times: durations before the end or after the start, and wall-clock times."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Moment:
-    """A time as the user gave it; what it means depends on what is read."""
+    """Time as given by the user; its meaning depends on the time range of the records."""
 
     text: str
     after_start_ns: int | None = None
     before_end_ns: int | None = None
     clock: datetime | None = None
-    """Without a date if `is_of_day`."""
+    """Wall-clock time; without a date if `is_of_day`."""
     is_of_day: bool = False
 
     def real_ns(self, extent: Extent) -> int:
         """Return the wall time.
 
         Args:
-            extent: of what is read; for a living engine it ends now.
+            extent: time range of the records; for a running engine it ends now.
         """
         if self.after_start_ns is not None:
             return extent.first_real_ns + self.after_start_ns
@@ -47,25 +47,25 @@ class Moment:
         return round(found.timestamp() * _NS)
 
 
-def accept_minus(parser: argparse.ArgumentParser) -> None:
-    """Let options take `-5m` as a value, which argparse knows for `-5` alone."""
+def accept_negative_times(parser: argparse.ArgumentParser) -> None:
+    """Make options accept values such as `-5m`; argparse accepts only `-5`."""
     parser._negative_number_matcher = re.compile(r"-\.?\d")
 
 
-def ago(text: str) -> Moment:
-    """Read a time for argparse; a bare duration is so long before the end: `5m`, `-5m`.
+def since_time(text: str) -> Moment:
+    """Parse a time for argparse; a duration counts back from the end: `5m`, `-5m`.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a time.
     """
     return _moment(text, is_ago=True)
 
 
-def into(text: str) -> Moment:
-    """Read a time for argparse; a bare duration is so far after the start: `90`, `+1m30s`.
+def at_time(text: str) -> Moment:
+    """Parse a time for argparse; a duration counts from the start: `90`, `+1m30s`.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a time.
     """
     return _moment(text, is_ago=False)
 
@@ -89,5 +89,5 @@ def _moment(text: str, *, is_ago: bool) -> Moment:
         except (ValueError, OverflowError):
             pass
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no time. Write -5m, 1h30m, 14:02, 14:02:07 or 2026-01-31T14:02"
+        f"{text!r} is not a time. Write -5m, 1h30m, 14:02, 14:02:07 or 2026-01-31T14:02"
     )

@@ -1,8 +1,8 @@
-"""Running a command while something goes on beside it; where nothing does, `run` becomes it.
+"""Run of a command with a recording or a collector; without these, `run` executes the command.
 
-Signals meant for the command come to us and are passed on. Ctrl-C on a terminal reaches every
-process of the foreground group by itself: the kernel's own signals are not passed on, else the
-command would be interrupted twice.
+Signals sent to this process are forwarded to the command. Ctrl-C on a terminal reaches every
+process of the foreground group directly, so signals from the kernel are not forwarded: the command
+would be interrupted twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-_PASSED_ON = {
+_FORWARDED = {
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -22,35 +22,35 @@ _PASSED_ON = {
     signal.SIGUSR2,
 }
 _BY_KERNEL = 0x80
-"""`SI_KERNEL`, the code of a signal that the terminal sent."""
-_TURN_S = 0.05
+"""`SI_KERNEL`: the code of a signal sent by the terminal."""
+_POLL_S = 0.05
 _GRACE_S = 15.0
 _SIGNALLED = 128
 
 
-def run_beside(
-    words: Sequence[str], environment: Mapping[str, str], tend: Callable[[], object]
+def run_with_companion(
+    argv: Sequence[str], environment: Mapping[str, str], on_tick: Callable[[], object]
 ) -> int:
-    """Run a command to its end, calling `tend` some twenty times a second; return its exit code."""
-    ours = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})
+    """Run a command until it exits, call `on_tick` every 50 ms, and return the exit code."""
+    ours = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
     try:
         child = subprocess.Popen(
-            words,
+            argv,
             env=dict(environment),
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ours),
         )
         try:
             while child.poll() is None:
-                came = signal.sigtimedwait(_PASSED_ON | {signal.SIGCHLD}, _TURN_S)
+                received = signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, _POLL_S)
                 if (
-                    came is not None
-                    and came.si_signo != signal.SIGCHLD
-                    and came.si_code != _BY_KERNEL
+                    received is not None
+                    and received.si_signo != signal.SIGCHLD
+                    and received.si_code != _BY_KERNEL
                 ):
-                    child.send_signal(came.si_signo)
-                tend()
+                    child.send_signal(received.si_signo)
+                on_tick()
         except BaseException:
-            # We cannot go on: the command must not go on unseen.
+            # The command must not continue without its recording.
             _end(child)
             raise
     finally:
@@ -61,7 +61,7 @@ def run_beside(
 
 @contextmanager
 def collecting() -> Iterator[None]:
-    """Run `inferscope collect` for as long as the context lasts, in a session of its own."""
+    """Run `inferscope collect` in a session of its own while the context lasts."""
     collector = subprocess.Popen(
         [sys.executable, "-m", "inferscope", "collect"],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Numbers on the command line: finite, above zero, and named in the error."""
+"""Argument types for numbers, latencies and intervals; their errors quote the rejected text."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import argparse
 import math
 import re
 
-MOST = 1e9
-"""Thirty years of seconds: beyond it somebody meant something else."""
+MAX_VALUE = 1e9
+"""Largest accepted number: as seconds, about thirty years; a larger one is a typing error."""
 
 _SHORT = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min)")
 _UNITS_NS = {"us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
 
 
 def above_zero(text: str) -> float:
-    """Read a number for argparse.
+    """Parse a number above zero for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or not above zero, or not finite.
+        argparse.ArgumentTypeError: the text is not a number, not above zero or not finite.
     """
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number <= MOST:
+    if not 0 < number <= MAX_VALUE:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
 
 
 def count(text: str) -> int:
-    """Read a whole number of things, at least one, for argparse.
+    """Parse a whole number, at least one, for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: it is none, or not above zero.
+        argparse.ArgumentTypeError: the text is not a whole number, or not above zero.
     """
     number = above_zero(text)
     if number != int(number):
@@ -41,10 +41,10 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """Read a share, 0 to 1, for argparse.
+    """Parse a share, 0 to 1, for argparse.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a number from 0 to 1.
     """
     try:
         number = float(text)
@@ -56,19 +56,19 @@ def share(text: str) -> float:
 
 
 def latency_ns(text: str) -> int:
-    """Read a latency with its unit for argparse, and return nanoseconds.
+    """Parse a latency with its unit for argparse, and return nanoseconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a time with a unit.
     """
     return _short_ns(text, "latency")
 
 
 def interval_ns(text: str) -> int:
-    """Read the time between two of a kind with its unit for argparse, and return nanoseconds.
+    """Parse the time between two events, with its unit, for argparse, and return nanoseconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a time with a unit.
     """
     return _short_ns(text, "interval")
 
@@ -76,6 +76,8 @@ def interval_ns(text: str) -> int:
 def _short_ns(text: str, what: str) -> int:
     found = _SHORT.fullmatch(text)
     time_ns = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
-    if not 0 < time_ns <= MOST * 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}: give one such as 500ms or 2s")
+    if not 0 < time_ns <= MAX_VALUE * 1e9:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid {what}: give one such as 500ms or 2s"
+        )
     return time_ns
