@@ -33,7 +33,7 @@ def test_nothing_to_attach_to_says_how_to_start_something(tmp_path: Path) -> Non
 
 
 def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
-    assert "no process 4194305" in one_line("attach", "4194305", rings=tmp_path, code=1)
+    assert "process 4194305 does not exist" in one_line("attach", "4194305", rings=tmp_path, code=1)
 
 
 def test_errors_of_an_unobserved_and_a_missing_process_differ(tmp_path: Path) -> None:

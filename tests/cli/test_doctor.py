@@ -33,7 +33,7 @@ def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_g
     rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert all(row["found"] and isinstance(row["is_fine"], bool) for row in rows.values())
     assert "calibrate --device cpu --threads 1" in rows["CPU, 1 thread"]["fix"]
-    assert rows["sampler"]["found"] == "none runs"
+    assert rows["sampler"]["found"] == "not running"
     assert "inferscope sampler" in rows["sampler"]["fix"]
     assert {f"extra {name}" for name in ("reader", "load", "grpc", "gpu")} <= rows.keys()
     for name, row in rows.items():
@@ -93,9 +93,11 @@ def test_the_folders_that_are_searched_are_listed_with_what_is_in_each(
     ring = RingWriter(home / "core-0-1.ring", me, capacity=MIN_CAPACITY)
     ring.beat(time.monotonic_ns())
     found = [row.found for row in examine() if row.name == "searched"]
-    assert found[0].startswith(f"{tmp_path / f'inferscope-{os.getuid()}'}: 0 engines now, 0 ended")
-    assert found[0].endswith("a probe started here writes to it")
-    assert f"{tmp_path / 'inferscope'}: 1 engines now, 0 ended" in found
+    assert found[0].startswith(
+        f"{tmp_path / f'inferscope-{os.getuid()}'}: 0 running engines, 0 ended"
+    )
+    assert found[0].endswith("probes started with this environment write to it")
+    assert f"{tmp_path / 'inferscope'}: 1 running engines, 0 ended" in found
     ring.close()
 
 
@@ -123,7 +125,7 @@ def test_an_environment_without_inferscope_is_given_the_line_that_installs_it(
     rows = {row.name: row for row in examine(str(python))}
     assert not rows["its Python"].is_fine
     assert rows["its Python"].fix.endswith(f"{python} -m pip install inferscope-llm")
-    assert rows["its engines"].found == "none is installed there"
+    assert rows["its engines"].found == "no supported engine is installed there"
 
 
 def test_the_package_of_another_project_is_named_with_the_lines_that_replace_it(

@@ -55,7 +55,7 @@ def test_the_list_has_headings_and_says_which_engine_is_which(port: int, tmp_pat
         assert line.split()[:3] == [name, str(os.getpid()), "up"]
         assert line.split()[-2:] == [f"127.0.0.1:{port}", model]
         assert line.index(model) == head.index("MODEL")
-    assert "2 engines are running. Name one by its model, id or pid." in error
+    assert "2 engines are running. Name one by its model, ID or pid." in error
 
 
 def test_the_list_is_json_for_a_script(port: int, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_file_that_exists_is_replaced_with_force_alone(
     refused = inferscope(*words, rings=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == (
-        f"inferscope: {target} exists. Replace it with --force, or choose another --out.\n"
+        f"inferscope: --out {target} exists. Overwrite it with --force, or choose another path.\n"
     )
     assert target.read_text(encoding="utf-8") == "precious"
     assert inferscope(*words, "--force", rings=tmp_path).stderr == f"wrote {target}\n"

@@ -76,7 +76,7 @@ def test_a_pid_of_several_models_is_no_answer_and_they_are_listed(
     assert engine_of(str(os.getpid())).engine_id == "here"
     second = Probe.open(EngineInfo(0, "test"), engine_id="here-2")
     try:
-        with pytest.raises(NotFound, match=r"runs 2 models\. Name one by its engine id"):
+        with pytest.raises(NotFound, match=r"runs 2 models\. Name one by its engine ID"):
             engine_of(str(os.getpid()))
         assert {line.split()[0] for line in capsys.readouterr().err.splitlines()} == {
             "ENGINE", "here", "here-2",

@@ -174,7 +174,7 @@ def test_root_is_referred_to_the_engine_s_user(
         os.chown(path, 65534, -1)
     options = argparse.ArgumentParser()
     profile.configure(options)
-    with pytest.raises(InferScopeError, match="is of uid 65534"):
+    with pytest.raises(InferScopeError, match="belongs to uid 65534"):
         profile.run(options.parse_args([]))
     probe.close()
     assert not request_path(probe.path).exists()
@@ -203,7 +203,7 @@ def test_the_reason_is_there_before_the_request_is_gone(tmp_path: Path) -> None:
 def test_a_profile_and_a_reason_that_could_not_be_written_are_one_line(tmp_path: Path) -> None:
     me = Identity("a", "core", 0, 1, "host", "", 1, 2)
     with pytest.raises(InferScopeError, match="Is the disk full"):
-        profile._answer(RingFile(tmp_path / "core-0-1.ring", 0, me, 0, 0), 0.0)
+        profile._wait_for_trace(RingFile(tmp_path / "core-0-1.ring", 0, me, 0, 0), 0.0)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -219,7 +219,7 @@ def test_an_answer_is_a_file_of_this_user_s_or_none(
         answered(ring).symlink_to(tmp_path / "elsewhere")
     me = Identity("a", "core", 0, 1, "host", "", 1, 2)
     with pytest.raises(InferScopeError, match="cannot read the profile"):
-        profile._answer(RingFile(ring, 0, me, 0, 0), 0.0)
+        profile._wait_for_trace(RingFile(ring, 0, me, 0, 0), 0.0)
 
 
 def test_a_reason_acts_on_no_terminal(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_reason_acts_on_no_terminal(tmp_path: Path) -> None:
     error_path(ring).write_bytes(b"RuntimeError: \x1b]0;owned\x07\xff")
     me = Identity("a", "core", 0, 1, "host", "", 1, 2)
     with pytest.raises(InferScopeError) as caught:
-        profile._answer(RingFile(ring, 0, me, 0, 0), 0.0)
+        profile._wait_for_trace(RingFile(ring, 0, me, 0, 0), 0.0)
     assert str(caught.value) == "no profile was made: RuntimeError: ?]0;owned?\ufffd"
 
 

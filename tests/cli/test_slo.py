@@ -122,7 +122,7 @@ def test_check_refuses_what_rules_refuses_and_judges_a_recording_by_it(tmp_path:
     judged = inferscope("slo", "check", str(file), str(SAMPLE), rings=tmp_path)
     assert judged.returncode == 0
     assert " good" in judged.stdout
-    assert f"inferscope: slo rules refuses {file}: availability has the target 0.9" in judged.stderr
+    assert f"inferscope: slo rules rejects {file}: availability has the target 0.9" in judged.stderr
 
 
 def test_a_collector_prints_its_objectives_when_it_starts(slo: Path, tmp_path: Path) -> None:

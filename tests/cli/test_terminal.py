@@ -142,7 +142,7 @@ def test_names_in_rings_move_no_cursor_and_begin_no_line(
 
 
 def test_a_line_about_an_engine_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    status_line.say(f"id{ESCAPES} is refused")
+    status_line.write_status(f"id{ESCAPES} is refused")
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert shown[:-1].isprintable()

@@ -217,11 +217,11 @@ def test_check_says_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
     assert "first token 500 ms" in done.stdout
     lines = done.stdout.splitlines()
     assert f"{'counters':<12}host --interval 1000000us" in lines
-    assert f"{'headers':<12}tenant, adapter:hash, of what engines note" in lines
+    assert f"{'headers':<12}tenant, adapter:hash, if engines record them" in lines
     asked = ("collect", "--config", str(file), "--check", "--counters", "off")
     done = inferscope(*asked, rings=tmp_path / "rings", INFERSCOPE_COLLECT_HEADERS="off")
     lines = done.stdout.splitlines()
-    assert f"{'counters':<12}none are sampled by this collector" in lines
-    assert f"{'headers':<12}nothing of what engines note" in lines
+    assert f"{'counters':<12}off: this collector starts no sampler" in lines
+    assert f"{'headers':<12}none" in lines
     assert not (tmp_path / "pins").exists()
     assert not (tmp_path / "rings").exists()

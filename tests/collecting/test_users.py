@@ -132,7 +132,7 @@ def test_reading_a_ring_permits_neither_a_profile_nor_a_file(folder: Path) -> No
         (ring,) = (rings / "e").glob("*.ring")
         done = command(MEMBER, "profile", "e", rings=rings)
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"is of uid {ENGINE_UID}. Run as the user that runs the engine." in done.stderr
+        assert f"belongs to uid {ENGINE_UID}. Run as the user that runs the engine." in done.stderr
         tried = subprocess.run(
             [*MEMBER, sys.executable, "-c", _INTRUDER, str(ring)],
             capture_output=True,

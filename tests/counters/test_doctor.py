@@ -56,7 +56,7 @@ def test_lost_device_is_one_row_with_the_reason_beside_the_others(play: Play, as
     rows = found(MEASURED)
     assert not rows["GPU"].is_fine
     assert UUID in rows["GPU"].found
-    assert "does not answer: GPU is lost" in rows["GPU"].found
+    assert "does not respond: GPU is lost" in rows["GPU"].found
     assert f"nvidia-smi -q -i {UUID}" in rows["GPU"].fix
     assert {"CUPTI", "PM sampling"} <= rows.keys()
 
@@ -140,7 +140,7 @@ def test_libraries_that_cannot_be_used_come_with_the_package_that_can(
     [
         (True, True, "allowed"),
         (False, False, "restricted to root and"),
-        (None, False, "not known here"),
+        (None, False, "unknown whether it is allowed"),
     ],
 )
 def test_the_right_to_profile_is_claimed_only_where_it_is_known(
@@ -188,5 +188,5 @@ def test_missing_driver_has_a_remedy_and_amd_has_none(
     monkeypatch.setattr(module, "_AMD", tmp_path)
     row = found()["GPU"]
     assert "AMD" in row.found
-    assert "unsupported" in row.found
+    assert "counters not supported" in row.found
     assert not row.fix
