@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inferscope.attribution.breach import (
     OWN_WORK,
     Breach,
-    Objective,
+    LatencyLimit,
     breaches,
     is_met,
     top_cause,
@@ -94,7 +94,7 @@ whole_spans = st.sampled_from([metric for metric in METRICS if metric != "tbt"])
 def breach_of(
     life: Lived, metric: Metric, limit_ns: int, peers: list[Lived] | None = None
 ) -> Breach:
-    (breach,) = breaches(life, [Objective(metric, limit_ns)], peers or [])
+    (breach,) = breaches(life, [LatencyLimit(metric, limit_ns)], peers or [])
     return breach
 
 
@@ -102,7 +102,7 @@ def breach_of(
 def test_without_the_minimal_set_it_passes_and_without_any_less_it_does_not(
     life: Lived, metric: Metric, limit_ns: int
 ) -> None:
-    missed = breaches(life, [Objective(metric, limit_ns)])
+    missed = breaches(life, [LatencyLimit(metric, limit_ns)])
     assume(missed)
     (breach,) = missed
     took_ns = {one.cause: one.ns for one in breach.causes}
@@ -116,7 +116,7 @@ def test_without_the_minimal_set_it_passes_and_without_any_less_it_does_not(
 def test_its_causes_sum_to_what_it_took_and_each_says_whether_it_suffices(
     life: Lived, metric: Metric, limit_ns: int
 ) -> None:
-    missed = breaches(life, [Objective(metric, limit_ns)])
+    missed = breaches(life, [LatencyLimit(metric, limit_ns)])
     assume(missed)
     (breach,) = missed
     assert sum(one.ns for one in breach.causes) == breach.over_ns + limit_ns * breach.num_gaps
@@ -127,7 +127,7 @@ def test_its_causes_sum_to_what_it_took_and_each_says_whether_it_suffices(
 def test_own_work_is_to_blame_only_where_all_else_does_not_suffice(
     life: Lived, metric: Metric, limit_ns: int
 ) -> None:
-    missed = breaches(life, [Objective(metric, limit_ns)])
+    missed = breaches(life, [LatencyLimit(metric, limit_ns)])
     assume(missed)
     (breach,) = missed
     others_ns = sum(one.ns for one in breach.causes if one.cause not in OWN_WORK)
@@ -137,7 +137,7 @@ def test_own_work_is_to_blame_only_where_all_else_does_not_suffice(
 
 @given(lives, st.sampled_from(METRICS), st.integers(0, 10**10))
 def test_what_is_met_is_no_breach(life: Lived, metric: Metric, limit_ns: int) -> None:
-    objective = Objective(metric, limit_ns)
+    objective = LatencyLimit(metric, limit_ns)
     assert is_met(life, objective) is (not breaches(life, [objective]))
 
 
@@ -201,7 +201,7 @@ def test_without_peers_the_only_cause_that_suffices_is_named_and_of_two_none() -
     clear, unclear = (breach_of(life, "ttft", ms * MS) for ms in (500, 600))
     assert (clear.over_ns, clear.top, clear.minimal_set) == (312 * MS, "queue", ("queue",))
     assert (unclear.top, unclear.minimal_set) == (None, ("queue",))
-    assert top_cause(life, [Objective("ttft", 500 * MS)]) == "queue"
+    assert top_cause(life, [LatencyLimit("ttft", 500 * MS)]) == "queue"
 
 
 def test_unobserved_time_has_no_top_cause() -> None:
@@ -224,11 +224,11 @@ def test_a_gap_proves_nothing_of_single_causes_but_rules_out_the_short_ones() ->
 
 def test_an_answer_in_one_piece_has_no_first_token_to_wait_for() -> None:
     life = Lived({"queue": 9 * MS}, {}, num_gaps=0, is_in_one_piece=True)
-    asked = [Objective(metric, MS) for metric in METRICS]
+    asked = [LatencyLimit(metric, MS) for metric in METRICS]
     assert [breach.metric for breach in breaches(life, asked)] == ["e2e", "delivered"]
 
 
 def test_delivery_counts_up_to_the_last_byte_only() -> None:
     life = Lived({"prefill_own": 5 * MS}, {"decode_own": 5 * MS}, delivery_ns=300 * MS)
-    assert is_met(life, Objective("e2e", 10 * MS))
+    assert is_met(life, LatencyLimit("e2e", 10 * MS))
     assert breach_of(life, "delivered", 20 * MS).top == "delivery"

@@ -82,7 +82,7 @@ FIRST = {
     "help": (0, "attach", "usage: inferscope attach"),
     "off": (1, "", "no engine is running"),
     "on": (1, "", "no engine is running"),
-    "replay": (0, "FILE --check", "cut off"),
+    "replay": (0, "FILE --check", "truncated"),
     "run": (2, "", "there is no command to run"),
     "sampler": (0, "--once --counters host", "cores"),
     "shares": (0, "FILE", "Shapley value"),

@@ -55,7 +55,7 @@ def test_a_running_engines_operations_are_grouped_by_phase(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seconds", ["31", "1000"])
 def test_a_long_profile_is_refused(tmp_path: Path, seconds: str) -> None:
-    with pytest.raises(BadInput, match="up to 30"):
+    with pytest.raises(BadInput, match="at most 30"):
         send_request(tmp_path / "a.ring", float(seconds))
     assert list(tmp_path.iterdir()) == []
 
@@ -64,7 +64,7 @@ def test_there_is_one_at_a_time_until_it_is_answered(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
     request = send_request(ring, 2.0)
     assert requested(ring) == request
-    with pytest.raises(ProfileBusy, match="under way"):
+    with pytest.raises(ProfileBusy, match="in progress"):
         send_request(ring, 2.0)
     answer(ring, request)
     assert requested(ring) is None

@@ -365,7 +365,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"prometheus": {"host": 1}}, "host is 1"),
         (
             {"parquet": {"folder": "s3://bucket/x"}},
-            "folder is 's3://bucket/x'. Give one of this host",
+            "folder is 's3://bucket/x'. Give a local path",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_folder_with_nothing_but_a_sampler_is_no_engines(tmp_path: Path) -> No
     path = sampler(tmp_path, START, 1)
     with pytest.raises(NotFound, match="no readable rings"):
         open_source(tmp_path)
-    with pytest.raises(NotFound, match="what devices counted"):
+    with pytest.raises(NotFound, match="a sampler's ring"):
         open_source(path)
 
 

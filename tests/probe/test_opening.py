@@ -102,7 +102,7 @@ def test_a_size_that_is_none_is_said_and_replaced(
     assert probe.on
     assert probe._log.ring is not None
     assert probe._log.ring.capacity == 2 << 20
-    assert f"INFERSCOPE_RING_MB={size} is no size" in caplog.text
+    assert f"INFERSCOPE_RING_MB={size} is not a size" in caplog.text
     probe.close()
 
 
