@@ -191,7 +191,7 @@ def columns(panel: str) -> dict[str, str]:
 
 
 def test_what_is_allocated_to_tenants_is_what_the_devices_cost(server: Prometheus) -> None:
-    by_tenant, by_model = (columns(f"What a {what}'s tokens cost") for what in ("tenant", "model"))
+    by_tenant, by_model = (columns(f"Token cost by {what}") for what in ("tenant", "model"))
     dollars = filled('inferscope_cost_dollars_total{job=~"$job"}')
     whole = f"sum (increase({dollars}[{_VALUES['__range']}]))"
     used = f"sum ({by_tenant['used']})"
