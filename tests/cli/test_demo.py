@@ -300,4 +300,4 @@ def test_a_headless_demo_says_how_far_it_is(tmp_path: Path) -> None:
         lines = iter(process.stderr.readline, b"")
         found = next(line for line in lines if b"requests finished" in line)
     assert found.startswith(b"demo: ")
-    assert b"under way" in found
+    assert b" running" in found

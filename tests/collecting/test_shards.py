@@ -125,7 +125,9 @@ def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
             assert lines["rings"].endswith("running engines: 2")
             told.append(lines["shard"])
     num = sum(Shard(1, 2).has(engine_id) for engine_id in "ab")
-    assert told == [f"1/2, of these: {num}", f"2/2, of these: {2 - num}"]
+    assert told == [
+        f"{part}/2, running engines in it: {of}" for part, of in ((1, num), (2, 2 - num))
+    ]
 
 
 # --- which collectors may run at once -------------------------------------------------------------
