@@ -78,7 +78,7 @@ def test_the_screen_is_drawn_before_the_engine_is_started_and_shows_its_stages()
             start.source._start = noted
             async with app.run_test(size=(80, 24)) as pilot:
                 running = Screen(app, pilot)
-                await until(running, "Starting the engine: importing it (")
+                await until(running, "Starting the engine: importing modules (")
                 assert "Starting the engine." in texts[0], "drawn before the process is there"
                 start.say('{"type": "Stage", "text": "loading the model Big"}')
                 await until(running, "Starting the engine: loading the model Big (")
@@ -110,7 +110,7 @@ def test_an_engine_that_cannot_start_ends_the_screen_with_its_error(
             app = InferScopeApp(start.source, refresh_hz=50)
             start.source.when_failed = app.leave
             async with app.run_test(size=(80, 24)) as pilot:
-                await until(Screen(app, pilot), "importing it (")
+                await until(Screen(app, pilot), "importing modules (")
                 start.say(line)
                 deadline_s = time.monotonic() + 90
                 while app.is_running:
