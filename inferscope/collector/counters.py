@@ -306,7 +306,7 @@ class Counters:
 
     def host_use_now(self, now_ns: int) -> dict[str, float]:
         """Return the host use of its processes, empty if the samples are stale."""
-        return self.host_use.copy() if self._host.is_told(now_ns) else {}
+        return self.host_use.copy() if self._host.is_reported(now_ns) else {}
 
     def live_sources(self, now_ns: int) -> set[str]:
         """Return the sources that report now."""

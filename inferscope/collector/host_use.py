@@ -32,6 +32,6 @@ class HostUse:
             "rss_bytes": sum(each[2] for each in there),
         }
 
-    def is_told(self, now_ns: int) -> bool:
+    def is_reported(self, now_ns: int) -> bool:
         """Return whether any of the processes was sampled recently."""
         return any(now_ns - each[0] < _SILENT_NS for each in self._told.values())
