@@ -50,6 +50,12 @@ def _lock(handle: int) -> None:
         return
 
 
+def lock_holder(handle: int) -> str:
+    """Return the PID in an open lock file, or "unknown" if its holder has not written it yet."""
+    digits = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+    return digits if digits.isdigit() else "unknown"
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a file private to its owner.
 

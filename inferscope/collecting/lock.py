@@ -19,7 +19,7 @@ from pathlib import Path
 
 from inferscope.collecting.shard import ALL, Shard
 from inferscope.errors import InferScopeError
-from inferscope.private import open_own, own_folder
+from inferscope.private import lock_holder, open_own, own_folder
 
 LOCK_NAME = "collect.lock"
 _OF_SHARD = re.compile(r"collect-(\d+)-of-(\d+)\.lock")
@@ -53,7 +53,7 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
                     "Stop them, or start this one as a missing shard of the same division."
                 )
             raise InferScopeError(
-                f"a collector runs already on {folder}, as process {_pid(whole)}. "
+                f"a collector runs already on {folder}, as process {lock_holder(whole)}. "
                 "Stop it, or give this one other rings and a folder of its own."
             )
         # A PID in this file is that of a collector of all engines, for signals by scripts.
@@ -64,7 +64,7 @@ def only_collector(folder: Path, shard: Shard = ALL) -> Iterator[None]:
             if not _has_locked(own, fcntl.LOCK_EX):
                 raise InferScopeError(
                     f"a collector of shard {shard} runs already on {folder}, "
-                    f"as process {_pid(own)}. Stop it, or start this one as another shard."
+                    f"as process {lock_holder(own)}. Stop it, or start this one as another shard."
                 )
             others = _shards_at(folder, but=shard.total)
             if others:
@@ -116,15 +116,9 @@ def _shards_at(folder: Path, *, but: int = 0) -> list[tuple[Shard, str]]:
         with ExitStack() as held:
             handle = _opened(path, held)
             if not _has_locked(handle, fcntl.LOCK_SH):
-                found.append((Shard(int(named[1]), int(named[2])), _pid(handle)))
+                found.append((Shard(int(named[1]), int(named[2])), lock_holder(handle)))
     return found
 
 
 def _named(shards: list[tuple[Shard, str]]) -> str:
     return ", ".join(f"{shard} as process {pid}" for shard, pid in shards)
-
-
-def _pid(handle: int) -> str:
-    """Return the PID in a lock file, or "unknown" if its holder has not written it yet."""
-    digits = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-    return digits if digits.isdigit() else "unknown"

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from inferscope.counters.source import Unavailable
+from inferscope.private import lock_holder
 from inferscope.ring.discovery import file_name
 
 HOST = "host"
@@ -51,7 +52,7 @@ class Claims:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = _holder(handle)
+            holder = lock_holder(handle)
             os.close(handle)
             raise Unavailable(
                 f"process {holder} samples {device} already; this sampler takes over when it exits."
@@ -141,9 +142,3 @@ def _bound(name: str) -> socket.socket:
         made.close()
         raise
     return made
-
-
-def _holder(handle: int) -> str:
-    """Return the process ID in a lock file, or "unknown" if the holder has not written it yet."""
-    digits = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-    return digits if digits.isdigit() else "unknown"
