@@ -36,10 +36,6 @@ class Source:
         self._folder = folder
         self._modules: dict[str, _Module | None] = {}
 
-    def has_module(self, name: str) -> bool:
-        """Return whether there is a module, which parses."""
-        return self._module(name) is not None
-
     def members(self, target: str) -> dict[str, Member] | None:
         """Return what `module:Class` or a module has by name; None where it does not exist."""
         module_name, _, class_name = target.partition(":")
