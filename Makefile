@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test quick check coverage test-engines bench dashboards docs reference sbom clean
+.PHONY: install install-core demo test thorough quick check coverage test-engines bench dashboards docs reference sbom clean
 
 install: $(READY)
 
@@ -34,6 +34,10 @@ demo: $(READY)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The same with all examples of the property tests, of which `make test` draws a third.
+thorough: export TEST_THOROUGH := 1
+thorough: test
 
 # The tests that need no torch and start no process, in half a minute: tests/pure.py holds them to it.
 PURE := $(addprefix tests/,attribution cost metrics_page probe ring slo \

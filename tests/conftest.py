@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests import guard
 from tests.cli.running import Run, inferscope
 from tests.debian import missing_package
+from tests.examples import change_examples
 
 # How long one example takes says something of the machine only. CI draws the same ones each time.
 settings.register_profile(
@@ -100,8 +101,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest files first, and draw a part of each property test's examples."""
+    if "TEST_THOROUGH" not in os.environ and not config.pluginmanager.has_plugin("tests.pure"):
+        change_examples(items, lambda wanted: -(-wanted // 3))
     place = {TESTS / name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
@@ -143,7 +146,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run the demo for five seconds, once for all workers: the first to ask for it does."""
+    """Run the demo once for all workers: the first to ask for it does.
+
+    Its rate is fixed: the same requests arrive, and are awaited, however busy the machine is.
+    """
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, rings, snapshot = base / "demo", base / "rings", base / "demo.json"
@@ -151,7 +157,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not snapshot.exists():
             done = inferscope(
-                *("demo", "--headless", "--duration", "5", "--seed", "1", "--json"),
+                *("demo", "--headless", "--duration", "5", "--rate", "6", "--seed", "1", "--json"),
                 *("--out", str(folder)),
                 rings=rings,
                 timeout_s=110,

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+
+from tests.examples import change_examples
 
 TESTS = Path(__file__).parent
 _NEED_MORE = (
@@ -15,7 +16,6 @@ _NEED_MORE = (
 )
 """Files of those rooms that need the reference engine, and so torch."""
 _EXAMPLES = 10
-_SETTINGS = "_hypothesis_internal_use_settings"
 _FORBIDDEN = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
 
 
@@ -45,8 +45,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("process")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
-    for item in items:
-        test = getattr(item, "obj", None)
-        used = getattr(test, _SETTINGS, None)
-        if used is not None:
-            setattr(test, _SETTINGS, settings(used, max_examples=min(used.max_examples, _EXAMPLES)))
+    change_examples(items, lambda wanted: min(wanted, _EXAMPLES))
