@@ -57,7 +57,7 @@ class Server:
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         """Send a request; return status, body and headers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
             connection.request(method, path, raw, headers or {})
