@@ -28,6 +28,21 @@ def above_zero(text: str) -> float:
     return number
 
 
+def utf8(text: str) -> str:
+    """Return a text that is valid UTF-8, for argparse; a path given as other bytes is not.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!a} is not UTF-8: rename the folder, or give a link to it"
+        ) from None
+    return text
+
+
 def count(text: str) -> int:
     """Parse a whole number, at least one, for argparse.
 

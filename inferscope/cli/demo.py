@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from inferscope.cli.arg_types import above_zero
+from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.demo_engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo_link import Ready, Settings
 from inferscope.cli.engine_options import add_cache_options
@@ -64,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--model",
+        type=utf8,
         default="builtin",
         help="builtin, random:SHAPE or a checkpoint folder (default: %(default)s)",
     )
@@ -117,12 +118,10 @@ def run(options: argparse.Namespace) -> int:
 def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespace) -> int:
     host = Host(demo_command(settings), engine_id, stderr=None)
     try:
-        while host.ready is None:
-            _report_progress(f"starting the engine: {host.stage}")
-            host.advance(None)
+        ready = wait_until_ready(host)
         source = RingSource(
             _rings_of(engine_id),
-            name=_title(host.ready),
+            name=_title(ready),
             recording=RecordingWriter(options.out / "demo.isr"),
         )
         try:
@@ -133,6 +132,18 @@ def _run_headless(settings: Settings, engine_id: str, options: argparse.Namespac
             source.close()
     finally:
         host.stop()
+
+
+def wait_until_ready(host: Host, *, interval_s: float = _PROGRESS_S) -> Ready:
+    """Wait for the load to begin; report each stage of the start, and the time every `interval_s`.
+
+    Raises:
+        EngineFailed: the engine did not start.
+    """
+    while host.ready is None:
+        _report_progress(host.status)
+        host.advance(interval_s)
+    return host.ready
 
 
 def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace) -> int:
@@ -261,6 +272,7 @@ def _progress(source: RingSource, elapsed_s: float) -> str:
 
 def _write_outputs(source: RingSource, options: argparse.Namespace) -> int:
     """Export the recording and print the summary."""
+    _report_progress("writing the files")
     source.close()
     source.collector.end()  # as a replay does at the end of the file
     recording = options.out / "demo.isr"

@@ -73,11 +73,11 @@ class Host:
         """Return whether the process is running."""
         return self._process.poll() is None
 
-    def advance(self, wait_s: float | None = 0.0) -> None:
+    def advance(self, wait_s: float = 0.0) -> None:
         """Read the messages that the process sends until its load begins.
 
         Args:
-            wait_s: maximum wait for the next message, in seconds; None waits without limit.
+            wait_s: maximum wait for the next message, in seconds.
 
         Raises:
             EngineFailed: the process reported a failure, or exited.

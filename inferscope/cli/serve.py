@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import importlib.util
 
-from inferscope.cli.arg_types import above_zero
+from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.counters import add_counters_option, start_sampler
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.status_line import write_status
@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     defaults = EngineOptions()
     parser.add_argument(
         "model",
+        type=utf8,
         metavar="MODEL",
         help="builtin, random:SHAPE or a checkpoint folder",
     )
@@ -48,7 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="number of HTTP processes (default: %(default)s)",
     )
     web.add_argument(
-        "--served-model-name", metavar="NAME", help="model name for clients (default: MODEL)"
+        "--served-model-name",
+        type=utf8,
+        metavar="NAME",
+        help="model name for clients (default: MODEL)",
     )
     web.add_argument(
         "--drain", type=above_zero, default=5.0, metavar="SECONDS",

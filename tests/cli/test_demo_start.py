@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from inferscope.cli.demo import wait_until_ready
 from inferscope.cli.demo_engine import DemoSource, EngineFailed, Host
 from inferscope.cli.demo_link import Ready
 from inferscope.tui.app import InferScopeApp
@@ -130,6 +133,30 @@ def test_leaving_while_the_engine_starts_ends_it_at_once() -> None:
         began_s = time.monotonic()
         start.source.stop()
         assert time.monotonic() - began_s < 10, "it was not waited for"
+
+
+def test_headless_start_reports_progress_while_the_engine_prints_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with starting() as start:
+        assert start.source.snapshot(1) is None
+        host = start.host
+        assert host is not None
+        lines = list[str]()
+
+        def read_then_begin() -> None:
+            while len(lines) < 4:
+                lines.extend(capsys.readouterr().err.splitlines())
+                time.sleep(0.01)
+            start.say('{"type": "Ready", "rate_s": 3.0}')
+
+        reader = threading.Thread(target=read_then_begin)
+        reader.start()
+        ready = wait_until_ready(host, interval_s=0.05)
+        reader.join()
+    assert ready == Ready(3.0)
+    for line in lines:
+        assert re.fullmatch(r"demo: starting the engine: importing modules \(\d+ s\)", line)
 
 
 def test_words_in_pieces_are_read_whole() -> None:

@@ -232,6 +232,14 @@ def test_invalid_options_give_a_one_line_error(
     assert done.stderr.count("\n") == 1
 
 
+def test_model_path_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    done = _serve(tmp_path, "no-\udcff")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        r"inferscope serve: error: argument MODEL: 'no-\udcff' is not UTF-8: rename the folder"
+    )
+
+
 def test_port_in_use_gives_a_one_line_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
