@@ -229,10 +229,17 @@ def read_config(
         _slo(_section(document, "slo"), beside, slo),
         _counters(document),
         _headers(document),
-        document.number("outlive_s") or 0.0,
+        _outlive_s(document),
         part,
         _max_engines(document),
     )
+
+
+def _outlive_s(document: Section) -> float:
+    setting = document.settings.get("outlive_s")
+    if setting is not None and setting.value == 0 and setting.value is not False:
+        return 0.0  # the default, written out
+    return document.number("outlive_s") or 0.0
 
 
 def _max_engines(document: Section) -> int:

@@ -170,9 +170,17 @@ def test_the_environment_has_the_last_word(tmp_path: Path) -> None:
     assert alone.exporters == {"prometheus": {"port": 0}}
 
 
+@pytest.mark.parametrize(("text", "outlive_s"), [("0", 0), ("0.0", 0), ("0.5", 0.5)])
+def test_outlive_s_of_zero_means_exit_at_once(tmp_path: Path, text: str, outlive_s: float) -> None:
+    assert read_config(configured(tmp_path, f"outlive_s: {text}"), {}).outlive_s == outlive_s
+
+
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
+        ("outlive_s: -1", 1, "outlive_s is -1. Give a number above 0"),
+        ("outlive_s: false", 1, "outlive_s is False. Give a number."),
+        ("outlive_s: ''", 1, "outlive_s is ''. Give a number."),
         ("pin: {}", 1, "unknown setting pin. Did you mean pins?"),
         (
             "\npins:\n  folder: x\n  max_md: 3",
