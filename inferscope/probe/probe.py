@@ -60,6 +60,7 @@ from inferscope.probe.columns import (
     whole,
     whole_or,
 )
+from inferscope.probe.columns import name as ring_name
 from inferscope.probe.engine_info import fit_info
 from inferscope.probe.events import RequestEvents
 from inferscope.probe.keeper import Keeper
@@ -223,7 +224,9 @@ class Probe:
         ring = switch = None
         try:
             rank = int(operator.index(rank))
-            ring = make_ring(role, rank, clock or SystemClock(), engine_id=engine_id)
+            # A host program may name an engine by a path: too long for a ring, or not UTF-8.
+            named = None if engine_id is None else ring_name(engine_id)
+            ring = make_ring(ring_name(role), rank, clock or SystemClock(), engine_id=named)
             info = fit_info(info)
             tables = _cost_tables(info, role)
             switch = open_switch(ring)

@@ -13,12 +13,13 @@ from typing import cast
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from inferscope.host_signals import start_thread
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.budget import BUDGET_SHARE, budget_share
 from inferscope.probe.identity import engine_id
-from inferscope.records import CostTable, StepSlices
+from inferscope.records import CostTable, RequestEvent, StepSlices
 from inferscope.ring.discovery import file_name, make_private
 from tests.probe.fakes import do_step, of
 from tests.ring.test_damage import until
@@ -75,6 +76,21 @@ def test_an_engine_id_or_role_is_never_a_path(given: str, monkeypatch: pytest.Mo
     assert probe.path is not None
     assert probe.path.parent.parent == Path(os.environ["INFERSCOPE_DIR"])
     probe.close()
+
+
+@pytest.mark.parametrize("given", ["models/\udcff", "x" * 5000, "\ud800a", "modèle"])
+def test_engine_named_by_any_path_is_recorded(given: str) -> None:
+    probe = Probe.open(replace(INFO, model=given), role=given, engine_id=given)
+    other = Probe.open(INFO, engine_id=f"{given}\udcfe")
+    assert probe.path is not None
+    assert other.path is not None
+    assert probe.path.parent != other.path.parent
+    probe.queued("a", prompt_tokens=3)
+    probe.close()
+    other.close()
+    assert [event.prompt_tokens for event in of(RequestEvent, probe.path)] == [3]
+    (info,) = {info.model for info in of(EngineInfo, probe.path)}
+    assert info.encode()
 
 
 def test_distinct_names_that_look_alike_stay_distinct() -> None:
