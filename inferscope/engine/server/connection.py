@@ -11,7 +11,9 @@ import asyncio
 import http
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -37,12 +39,14 @@ class Connection(HttpToolsProtocol):
             reading a response.
         most: maximum number of connections of an API server.
         on_shed: callback for each connection rejected beyond that number.
+        evictable: connections to close for new ones, with the time since which each waits.
         lost_finish: finish reason of its requests if the connection is lost.
     """
 
     timeout_s = 30.0
     most = 2048
     on_shed: Callable[[], None] = staticmethod(lambda: None)
+    evictable: ClassVar[deque[tuple[float, Connection]]] = deque()
     lost_finish: Finish = "client_cancel"
 
     # --- for the application ----------------------------------------------------------------
@@ -98,13 +102,12 @@ class Connection(HttpToolsProtocol):
 
     def _evict_or_refuse(self) -> None:
         """Close the connection that has waited longest for a request, or reject this one."""
-        waiting = [
-            each
-            for each in self.connections
-            if isinstance(each, Connection) and each is not self and each._is_waiting
-        ]
-        if waiting:
-            min(waiting, key=lambda each: each._waits_since_s).transport.abort()
+        oldest = self._next_evictable()
+        if oldest is None:
+            self._list_evictable()
+            oldest = self._next_evictable()
+        if oldest is not None:
+            oldest.transport.abort()
         else:
             self.on_shed()
             self._refuse(
@@ -114,6 +117,26 @@ class Connection(HttpToolsProtocol):
                     code="too_many_connections",
                 )
             )
+
+    def _list_evictable(self) -> None:
+        """List the connections that wait for a request, those that have waited longest first.
+
+        The list is used up before the next one is made: with a search for each new connection, a
+        burst of some thousands delays every other client by a second.
+        """
+        waiting = [
+            each for each in self.connections if isinstance(each, Connection) and each._is_waiting
+        ]
+        waiting.sort(key=lambda each: each._waits_since_s)
+        self.evictable.extend((each._waits_since_s, each) for each in waiting if each is not self)
+
+    def _next_evictable(self) -> Connection | None:
+        """Return the first listed connection that still waits; None if none is left."""
+        while self.evictable:
+            since_s, each = self.evictable.popleft()
+            if each is not self and each._is_waiting and each._waits_since_s == since_s:
+                return each
+        return None
 
     @property
     def _is_waiting(self) -> bool:
@@ -288,7 +311,12 @@ class Connection(HttpToolsProtocol):
 
 def limited(timeout_s: float, most: int, on_shed: Callable[[], None]) -> type[Connection]:
     """Return a connection class with this timeout and maximum number of connections."""
-    own = {"timeout_s": timeout_s, "most": most, "on_shed": staticmethod(on_shed)}
+    own = {
+        "timeout_s": timeout_s,
+        "most": most,
+        "on_shed": staticmethod(on_shed),
+        "evictable": deque(),
+    }
     return type("Connection", (Connection,), own)
 
 

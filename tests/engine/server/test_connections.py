@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from inferscope.engine.server.connection import Connection, limited
 from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import request_events
 
@@ -141,6 +145,55 @@ def test_waiting_connections_are_closed_for_new_ones(tmp_path: Path) -> None:
         for connection in held:
             connection.close()
         assert server.stop() == 0
+
+
+class Transport(asyncio.Transport):
+    """Transport without a peer."""
+
+    is_aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Accept any limits."""
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def close(self) -> None:
+        """Do nothing: it is called for an aborted transport."""
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_a_burst_of_connections_evicts_the_oldest_at_a_constant_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, num_new = 100, 1000
+    num_looked_at = 0
+    is_waiting = vars(Connection)["_is_waiting"].fget
+
+    def counted(connection: Connection) -> bool:
+        nonlocal num_looked_at
+        num_looked_at += 1
+        return bool(is_waiting(connection))
+
+    monkeypatch.setattr(Connection, "_is_waiting", property(counted))
+
+    async def burst() -> list[Transport]:
+        made = limited(30.0, most, lambda: pytest.fail("one could be closed"))
+        config, state = uvicorn.Config(lambda: None, ws="none"), ServerState()
+        config.load()
+        transports = [Transport() for _ in range(most + num_new)]
+        for transport in transports:
+            connection = made(config, state, {})
+            connection.connection_made(transport)
+            for each in [each for each in state.connections if each.transport.is_closing()]:
+                each.connection_lost(None)
+        return transports
+
+    transports = asyncio.run(burst())
+    assert [each.is_aborted for each in transports] == [True] * num_new + [False] * most
+    assert num_looked_at < 4 * num_new, "100 for each, if each is searched for"
 
 
 def test_rejected_connection_is_recorded_as_shed(tmp_path: Path) -> None:
