@@ -101,13 +101,15 @@ def _right(scene: Scene, *, is_narrow: bool) -> Line:
         spans.append(("synthetic  ", "strong"))
     spans += _state(scene)
     window = format_window(scene.window_ns)
+    real_ns = scene.snapshot.real_ns if scene.snapshot else 0
+    is_past = scene.snapshot is not None and scene.snapshot.mode in ("ended", "replay")
     if is_narrow:
+        if is_past:
+            spans.append((f"{moment(real_ns)}  ", "body"))
         spans.append((f"win {window} ", "dim"))
         return tuple(spans)
     probe = format_probe(view.health) if view else UNKNOWN
-    real_ns = scene.snapshot.real_ns if scene.snapshot else 0
     spans.append((f"{scene.refresh_hz:g} Hz  win {window}  probe {probe}  ", "dim"))
-    is_past = scene.snapshot is not None and scene.snapshot.mode in ("ended", "replay")
     at = moment(real_ns) if is_past else clock(real_ns)
     spans.append((f"{at} ", "body"))
     return tuple(spans)

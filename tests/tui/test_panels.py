@@ -259,7 +259,10 @@ def test_what_the_probe_does_behind_the_device_is_shown_apart() -> None:
 def test_what_has_ended_on_another_day_shows_the_date() -> None:
     long_ago = replace(moving_snapshot(), real_ns=1_700_000_000_000_000_000)
     ended = replace(long_ago, mode="ended")
-    assert "2023-11-1" in text_of(header(Scene(snapshot=ended), 140))
+    for width in (140, 80):
+        line = text_of(header(Scene(snapshot=ended), width))
+        assert "2023-11-1" in line
+        assert len(line) == width
     assert "2023-11-1" in once_text(ended).splitlines()[0]
     assert "2023" not in text_of(header(Scene(snapshot=long_ago), 140))
     now = replace(ended, real_ns=time.time_ns())
