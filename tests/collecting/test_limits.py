@@ -158,5 +158,9 @@ def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
     (after,) = host.engines.snapshot().engines
     assert (after.is_alive, after.num_running, after.num_replaced) == (True, 1, 0)
     assert host.engines.num_refused["owner"] == is_in_own_folder, "others' files there are not read"
+    lines = [note for note in host.engines.notes if str(spoof.path) in note]
+    assert len(lines) == is_in_own_folder, "logged once, however often it is seen"
+    for line in lines:
+        assert line.endswith("is ignored: its engine id victim belongs to another directory")
     pins.close()
     assert not list(tmp_path.glob("pins/*"))
