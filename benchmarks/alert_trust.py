@@ -52,7 +52,7 @@ from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import FAST_INTERVAL_S, RuleOptions, rule_file
 from inferscope.slo.rules_burn import EXPLAINED_S
 from inferscope.slo.rules_health import BLIND
-from inferscope.slo.rules_text import rules_text
+from inferscope.slo.rules_notes import rules_text
 
 OBJECTIVES = """
 slos:

@@ -16,8 +16,8 @@ from pathlib import Path
 from collector_speed import busy_engine, memory_mb
 from probe_cost import machine
 
-from inferscope.collector.fold import Collector
-from inferscope.collector.merge import Merger
+from inferscope.fold.fold import Collector
+from inferscope.readers.merge import Merger
 from inferscope.records import RingOpened, decode, encode
 
 _FOLD_EVERY = 400

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 from probe_cost import machine
 
-from inferscope.attribution.rules import COLUMNS, column_ns, shares_ns
+from inferscope.attribution.rules import COLUMNS, column_ns, rule_shares_ns
 from inferscope.attribution.split import price
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
@@ -68,7 +68,7 @@ class Steps:
 
     def by_rule(self, model: StepModel, rule: str) -> None:
         """Split steps one by one by a rule, from contexts to shares."""
-        divide = column_ns if rule in COLUMNS else shares_ns
+        divide = column_ns if rule in COLUMNS else rule_shares_ns
         for contexts in self.contexts:
             table = StepTable.of(self.tokens, contexts, self.sampled, self.prefills)
             divide(rule, price(model, table), np.array([BUSY_NS]))

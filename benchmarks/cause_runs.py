@@ -24,14 +24,14 @@ from injecting import Fault, FaultInterval, Forward, Kind
 from slow_client import Readings, read_answers
 
 from inferscope.attribution.spent import Metric
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest, FinalStep
 from inferscope.load.arrivals import bursts, poisson
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.open_loop import ClientTimes, OpenLoop
-from inferscope.load.plan import of_lengths, plan, stream
+from inferscope.load.planning import of_lengths, plan, stream
 from inferscope.load.prompts import WordPrompts
+from inferscope.readers.source import catch_up, open_source
 
 HERE = Path(__file__).parent
 SERVED = "builtin"

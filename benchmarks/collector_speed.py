@@ -19,8 +19,8 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferscope.collector.fold import Collector
-from inferscope.collector.merge import Merger
+from inferscope.fold.fold import Collector
+from inferscope.readers.merge import Merger
 from inferscope.records import (
     ADMITTED,
     DECODE,

@@ -25,8 +25,8 @@ from statistics import median, quantiles
 from collector_speed import busy_engine
 from msgspec.structs import replace
 
-from inferscope.collector.fold import Collector
-from inferscope.collector.merge import Item, Merger
+from inferscope.fold.fold import Collector
+from inferscope.readers.merge import Item, Merger
 from inferscope.records import SAMPLER_ROLE, Clock, CounterSample, EngineInfo, Record, RingOpened
 
 DEVICE = "GPU-0"

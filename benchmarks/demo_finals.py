@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.readers.source import catch_up, open_source
 
 DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
 BATCH = 64

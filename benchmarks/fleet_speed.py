@@ -43,7 +43,7 @@ from typing import Any
 from fleet import Fleet
 from probe_cost import machine
 
-from inferscope.collecting.shard import Shard
+from inferscope.daemon.shard import Shard
 
 TARGETS = {(False, 8): (0.25, 200.0), (True, 1): (0.1, 150.0)}
 """Largest cores and resident MB of a collector: for a host, and as a sidecar."""

@@ -44,7 +44,7 @@ from inferscope import __version__
 from inferscope.attribution.breach import LatencyLimit, breaches
 from inferscope.attribution.peers import Peers
 from inferscope.attribution.spent import breakdown
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold.finals import FinalRequest
 from inferscope.records import CAUSES
 
 SLACK = 1.25

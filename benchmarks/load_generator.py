@@ -27,7 +27,7 @@ from inferscope.load.arrivals import poisson
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.open_loop import OpenLoop
-from inferscope.load.plan import of_lengths, plan, stream
+from inferscope.load.planning import of_lengths, plan, stream
 from inferscope.load.prompts import WordPrompts
 from inferscope.load.summary import LATE_P99_MS, LoadStats, LoadSummary
 

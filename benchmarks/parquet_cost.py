@@ -22,7 +22,7 @@ from inferscope_parquet.folder import Folder
 from inferscope_parquet.settings import ParquetSettings
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalStep
+from inferscope.fold.finals import FinalStep
 
 STEPS = 2000
 FILES = 12

@@ -28,16 +28,16 @@ import pynvml
 from probe_cost import machine
 from process_clock import process_cpu_ns
 
-from inferscope.counters.claims import NoClaims
-from inferscope.counters.gpm import GpmSource
-from inferscope.counters.nvml import NvmlSource
 from inferscope.probe.clock import SystemClock
 from inferscope.records import CounterSample, decode
 from inferscope.ring.discovery import sampler_rings
 from inferscope.ring.reader import Frame, RingReader
+from inferscope.sampler.claims import NoClaims
+from inferscope.sampler.gpm import GpmSource
+from inferscope.sampler.nvml import NvmlSource
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.counters.recorded_nvml import H200, RecordedLibrary, Recording
+from tests.sampler.recorded_nvml import H200, RecordedLibrary, Recording
 
 TARGET_SHARE, PM_TARGET_SHARE = 0.02, 0.15
 _WARM_UP_S = 3.0

@@ -25,8 +25,8 @@ from inferscope_prometheus.families import families
 from inferscope_prometheus.page import page
 
 from inferscope.cli.collect import SWITCH_S
-from inferscope.collector.fold import READER, Collector
-from inferscope.collector.view import snapshot
+from inferscope.fold.fold import READER, Collector
+from inferscope.fold.view import snapshot
 from inferscope.records import Record, RingOpened, Tick
 
 TARGET_MS = 25.0

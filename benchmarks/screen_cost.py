@@ -25,7 +25,7 @@ from pathlib import Path
 
 from probe_cost import machine
 
-from inferscope.collector.snapshot import (
+from inferscope.fold.snapshots import (
     EngineView,
     Health,
     Quantiles,

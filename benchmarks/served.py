@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from ablation import Part, StepShape
 
-from inferscope.collector.source import open_replay
 from inferscope.cost.model import MAX_TOKENS, StepModel
 from inferscope.engine import Engine, EngineOptions, Sampling
 from inferscope.engine.load import describe, load_model
 from inferscope.engine.runner import Runner
 from inferscope.probe import Probe
+from inferscope.readers.source import open_replay
 
 TOKEN_BUDGET = 256
 MAX_RUNNING = 64

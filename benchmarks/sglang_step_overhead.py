@@ -91,7 +91,7 @@ class Instrument:
 
     def install(self) -> None:
         """Install the timer around the hooks of SGLang's scheduler."""
-        from inferscope.adapters.sglang_hooks import SchedulerHooks
+        from inferscope.adapters.sglang.hooks import SchedulerHooks
         from inferscope.probe import deferred
 
         deferred.OVERDUE_NS = 10**11

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferscope.attribution.ledger import WAITING
-from inferscope.collector.finals import FinalRequest
-from inferscope.collector.requests import RequestTable
+from inferscope.fold.finals import FinalRequest
+from inferscope.fold.requests import RequestTable
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import Judge
 from inferscope.slo.tally import ObjectiveCounter

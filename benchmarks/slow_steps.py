@@ -167,9 +167,9 @@ def run(cause: str, seed: int) -> dict[str, Any]:
 
 def judge(folder: Path) -> dict[str, Any]:
     """Return the findings of the rings."""
-    from inferscope.collector.source import catch_up, open_source
-    from inferscope.findings import RunSummarizer, findings
-    from inferscope.findings.slow_steps import reason
+    from inferscope.insight.findings import RunSummarizer, findings
+    from inferscope.insight.findings.slow_steps import reason
+    from inferscope.readers.source import catch_up, open_source
 
     watch = RunSummarizer()
     source = open_source(folder, sinks=(watch,), listen=watch.listen)

@@ -48,7 +48,7 @@ from path_time import HIDDEN, PathTimes
 from probe_cost import machine
 from vllm_overhead import LARGEST_OVERHEAD, READER, SHAPE
 
-from inferscope.adapters.vllm_hooks import CORE, PATCHES, WORKER
+from inferscope.adapters.vllm.hooks import CORE, PATCHES, WORKER
 from inferscope.probe import EventTimer
 
 SHAPES: dict[str, dict[str, int]] = {

@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol, runtime_checkable
 
-from inferscope.collector.finals import DeviceTime, FinalRequest, FinalStep, RunTotals
-from inferscope.collector.snapshot import Snapshot
 from inferscope.document import near
 from inferscope.errors import BadInput
+from inferscope.fold import DeviceTime, FinalRequest, FinalStep, RunTotals, Snapshot
 from inferscope.records import Record
 
 GROUP = "inferscope.exporters"

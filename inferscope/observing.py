@@ -8,15 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from inferscope.adapters import SUBJECTS
 from inferscope.errors import BadInput
-
-_ADAPTERS = {
-    "transformers": "inferscope.adapters.transformers:watch",
-    "llama_cpp": "inferscope.adapters.llama_cpp:watch",
-    "inferscope": "inferscope.engine.watching:watch",
-}
-"""Adapter modules by the package of a subject's class. Named, not imported: importing this package
-must not import the engines."""
 
 
 class Handle(Protocol):
@@ -74,7 +67,7 @@ def observe(subject: object) -> Observation:
         BadInput: the subject is none of these.
     """
     for cls in type(subject).__mro__:
-        place = _ADAPTERS.get(cls.__module__.partition(".")[0])
+        place = SUBJECTS.get(cls.__module__.partition(".")[0])
         if place is not None and cls is not object:
             module, _, function = place.partition(":")
             watch: Callable[[object], Handle] = getattr(import_module(module), function)

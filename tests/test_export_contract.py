@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from inferscope.collector.source import open_source
 from inferscope.exporting import load_exporter
+from inferscope.readers.source import open_source
 from tests.export_contract import check
 
 ROOT = Path(__file__).parents[1]

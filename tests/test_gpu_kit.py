@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from inferscope.counters.cupti import PROFILERS
+from inferscope.sampler.cupti.library import PROFILERS
 
 KIT = Path(__file__).parents[1] / "benchmarks" / "gpu"
 

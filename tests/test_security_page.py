@@ -16,14 +16,15 @@ from inferscope_prometheus.settings import PrometheusSettings
 
 from inferscope import document, foreign
 from inferscope.cli import serve
-from inferscope.collecting import config, engines, slo_state
-from inferscope.collecting.exporter_set import FLUSH_S
-from inferscope.collector.keep import Keep
-from inferscope.counters import dcgm
+from inferscope.daemon import config, engines, slo_state
+from inferscope.daemon.exporter_set import FLUSH_S
 from inferscope.engine.server import bodies, connection, exchange, protocol
-from inferscope.metrics_page import fetch, reading
+from inferscope.fold.keep import Keep
+from inferscope.metrics_page import fetching as fetch
+from inferscope.metrics_page import reading
 from inferscope.probe.opening import DEFAULT_RING_MB
 from inferscope.probe.parts import MOST_STRETCHES
+from inferscope.sampler import dcgm
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")

@@ -30,12 +30,12 @@ from part import Bank, Setting, Unmet, is_gvisor, main, need_counters, release, 
 from watched import Sampler, window_lengths_ns
 
 from inferscope.calibration import driver_version
-from inferscope.counters.cupti import counter_holders, listed, may_profile
-from inferscope.counters.nvml_devices import open_nvml
-from inferscope.counters.source import Unavailable
 from inferscope.engine import Engine
 from inferscope.engine.devices import device_uuid
 from inferscope.records import CounterSample
+from inferscope.sampler.cupti.library import counter_holders, listed, may_profile
+from inferscope.sampler.nvml_devices import open_nvml
+from inferscope.sampler.source import Unavailable
 
 INTERVALS_US = (500, 1000, 100)
 """The sampler's own first."""

@@ -24,12 +24,12 @@ from part import Bank, Setting, Unmet, main
 from torch import Tensor
 from truth_score import RULES, judge
 
-from inferscope.collector.source import open_replay
 from inferscope.engine import Engine, EngineOptions
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe, load_model
 from inferscope.engine.runner import Runner
 from inferscope.probe import Probe
+from inferscope.readers.source import open_replay
 
 REPEATS, _DRY_REPEATS = 20, 2
 """Rounds of a step's coalitions, besides one that only warms up."""

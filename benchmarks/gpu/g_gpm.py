@@ -18,12 +18,12 @@ import torch
 from part import Bank, Setting, Unmet, main, shown
 from watched import Sampler, Windows
 
-from inferscope.counters import gpm
-from inferscope.counters.claims import NoClaims
-from inferscope.counters.nvml_devices import open_nvml
-from inferscope.counters.source import Unavailable
 from inferscope.probe.clock import SystemClock
 from inferscope.records import CounterSample
+from inferscope.sampler import gpm
+from inferscope.sampler.claims import NoClaims
+from inferscope.sampler.nvml_devices import open_nvml
+from inferscope.sampler.source import Unavailable
 
 WORDS = ("sm_active_share", "tensor_share", "dram_share", "busy_share")
 TURNS = (("gpm",), ("pm",), ("gpm", "pm"))

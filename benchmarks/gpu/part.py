@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from inferscope.counters.cupti import PROFILERS
+from inferscope.sampler.cupti.library import PROFILERS
 
 TINY = "random:hidden=128,layers=2,heads=4,kv_heads=2,ffn=256,vocab=512"
 """What a dry run serves: it says nothing of anything, but runs the same lines."""

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from inferscope.counters.cuda_driver import CudaDevices
-from inferscope.counters.cupti import Cupti, CuptiError
-from inferscope.counters.cupti_search import usable
-from inferscope.counters.cupti_session import Session
-from inferscope.counters.privilege import become
-from inferscope.counters.source import Unavailable
 from inferscope.errors import InferScopeError
+from inferscope.sampler.cuda_driver import CudaDevices
+from inferscope.sampler.cupti.library import Cupti, CuptiError
+from inferscope.sampler.cupti.search import usable
+from inferscope.sampler.cupti.session import Session
+from inferscope.sampler.privilege import become
+from inferscope.sampler.source import Unavailable
 
 _INTERVAL_NS = 500_000
 _SAMPLED_S = 0.2

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _MODULES = (
     "torch", "numpy", "msgspec", "safetensors", "tokenizers", "transformers.models.llama",
-    "pynvml", "inferscope.engine", "inferscope.counters.sampler", "inferscope.cli.doctor",
+    "pynvml", "inferscope.engine", "inferscope.sampler.sampler", "inferscope.cli.doctor.command",
 )  # fmt: skip
 _CHUNK_BYTES = 1 << 24
 
@@ -34,7 +34,7 @@ def is_imported(name: str) -> bool:
 
 def libraries() -> None:
     """Read the files that are loaded late: CUPTI with what is beside it, and Nsight Compute."""
-    from inferscope.counters.cupti_search import candidates
+    from inferscope.sampler.cupti.search import candidates
 
     found = [path for library in candidates() for path in Path(library).parent.glob("libnvperf*")]
     found += [Path(library) for library in candidates()]

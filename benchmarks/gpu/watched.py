@@ -40,7 +40,7 @@ from contextlib import suppress
 from pathlib import Path
 from inferscope.cli import sampler
 from inferscope.cli.main import main
-from inferscope.counters.sampler import Settings, preload
+from inferscope.sampler.sampler import Settings, preload
 from inferscope.probe.clock import SystemClock
 
 user, folder, counters = int(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3].split(","))

@@ -15,17 +15,17 @@ import msgspec
 from msgspec import structs
 
 from inferscope.clock_skew import SkewedClock
-from inferscope.collector.counted import Provenance
-from inferscope.collector.finals import (
+from inferscope.cost import TIME_ONLY
+from inferscope.fold import (
     DeviceHealth,
     DeviceTime,
     FinalRequest,
     FinalStep,
     KvTransfer,
     PhaseWork,
+    Provenance,
     RunTotals,
 )
-from inferscope.cost.shape import TIME_ONLY
 from inferscope.records import PHASES, RECOMPUTED, Record, RingOpened
 
 

@@ -9,8 +9,7 @@ import math
 import re
 from typing import TypeAlias
 
-from inferscope.collector.counted import RequestCounters
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold import FinalRequest, RequestCounters
 from inferscope.records import CAUSES
 from inferscope_otlp import names
 from inferscope_otlp.facts import PhaseSteps

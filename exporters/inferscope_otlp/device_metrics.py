@@ -6,7 +6,7 @@ apportioned to phases, and engines that share a device would count its idle part
 
 from __future__ import annotations
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.fold import EngineView
 from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes
 from inferscope_otlp.wire import gauge_metric, number_point, sum_metric

@@ -16,10 +16,9 @@ from typing import ClassVar, NamedTuple
 from msgspec.structs import replace
 
 import inferscope
-from inferscope.attribution.breach import LatencyLimit, top_cause
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import EngineView, Snapshot
+from inferscope.attribution import LatencyLimit, top_cause
 from inferscope.errors import BadInput
+from inferscope.fold import EngineView, FinalRequest, FinalStep, Snapshot
 from inferscope_otlp import names
 from inferscope_otlp.delivery_queue import DeliveryQueue
 from inferscope_otlp.device_metrics import device_metrics

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from inferscope.collector.finals import FinalStep
+from inferscope.fold import FinalStep
 from inferscope.records import PREFILL, RECOMPUTED
 
 MAX_REQUESTS = 65_536

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold import FinalRequest
 from inferscope_otlp.facts import RequestFacts
 from inferscope_otlp.identity import Parent
 

@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 import msgspec
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold import FinalRequest
 from inferscope_otlp import names
 from inferscope_otlp.attributes import Attributes, operation_of
 from inferscope_otlp.finished import EngineResource

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from inferscope.collector.finals import KvTransfer
+from inferscope.fold import KvTransfer
 from inferscope_otlp import names
 from inferscope_otlp.attributes import (
     Attributes,

@@ -13,7 +13,7 @@ twice or never.
 
 from __future__ import annotations
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold import FinalRequest
 from inferscope_otlp.finished import Ints
 from inferscope_otlp.identity import Parent
 from inferscope_otlp.settings import OtlpSettings

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Snapshot
+from inferscope.fold import FinalRequest, FinalStep, Snapshot
 
 _MOST_ROWS = 3 << 15
 """Maximum batch size in slices or equivalent memory.

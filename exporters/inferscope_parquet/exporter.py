@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import BadInput
+from inferscope.fold import FinalRequest, FinalStep, Snapshot
 from inferscope_parquet.batches import BatchBuilder, RowBatch
 from inferscope_parquet.settings import ParquetSettings, read_settings
 from inferscope_parquet.writer import BatchWriter

@@ -18,7 +18,7 @@ from inferscope_jsonl.exporter import request_provenance, transfer_facts
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from inferscope.collector.finals import FinalRequest, FinalStep, PhaseWork
+from inferscope.fold import FinalRequest, FinalStep, PhaseWork
 from inferscope.records import PHASES, RECOMPUTED
 from inferscope_parquet.batches import EngineLabels, RowBatch
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from inferscope.collector.finals import (
+from inferscope.fold import (
     DeviceTime,
     FinalRequest,
     FinalStep,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from inferscope.collector.snapshot import BudgetView, Promised
+from inferscope.fold import BudgetView, Promised
 
 
 def labelled(promised: Promised, label_of: Callable[[str], str]) -> Promised:

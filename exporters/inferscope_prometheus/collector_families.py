@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from inferscope.collector.snapshot import Running
+from inferscope.fold import Running
 from inferscope_prometheus import names
 from inferscope_prometheus.metric import counter, gauge
 

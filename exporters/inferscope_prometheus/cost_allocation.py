@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold import FinalRequest
 from inferscope_prometheus import names
 from inferscope_prometheus.tenants import IDLE, OTHER, RESERVED, UNNAMED, WASTE, Tenants
 

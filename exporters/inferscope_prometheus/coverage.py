@@ -16,9 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
 from inferscope.errors import InferScopeError
-from inferscope.metrics_page.dialects import dialect_of
-from inferscope.metrics_page.fetch import fetch, page_url
-from inferscope.metrics_page.reading import read
+from inferscope.metrics_page import dialect_of, fetch, page_url, read
 from inferscope_prometheus.settings import ANY_ENGINE
 
 _logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.fold import EngineView
 
 STALE_NS = 5_000_000_000
 """Maximum age in ns of a view that describes the present."""

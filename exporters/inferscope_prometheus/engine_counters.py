@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.collector.finals import FinalRequest, FinalStep
+from inferscope.fold import FinalRequest, FinalStep
 from inferscope.records import PREFILL, VERIFY
 from inferscope_prometheus import names
 from inferscope_prometheus.cost_allocation import CostAllocation

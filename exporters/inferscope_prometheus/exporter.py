@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import EngineView, Snapshot
 from inferscope.errors import BadInput
+from inferscope.fold import EngineView, FinalRequest, FinalStep, Snapshot
 from inferscope_prometheus import names
 from inferscope_prometheus.budgets import labelled
 from inferscope_prometheus.cost_allocation import CostAllocation, adapter_of

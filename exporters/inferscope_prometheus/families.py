@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.fold import EngineView
 from inferscope_prometheus import names
 from inferscope_prometheus.engine_counters import ReplicaCounters
 from inferscope_prometheus.metric import counter as _counter

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from inferscope.collector.snapshot import Promised
-from inferscope.slo.tally import ObjectiveCount
+from inferscope.fold import Promised
+from inferscope.slo import ObjectiveCount
 from inferscope_prometheus import names
 
 ObjectiveRows = Iterable[tuple[tuple[str, ...], ObjectiveCount]]

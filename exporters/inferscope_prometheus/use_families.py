@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.fold import EngineView
 from inferscope_prometheus import names
 from inferscope_prometheus.demand import demand_of
 from inferscope_prometheus.metric import counter, gauge

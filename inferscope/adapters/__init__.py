@@ -1,1 +1,5 @@
-"""Adapters: foreign engines, observed without a change to their source; one file per engine."""
+"""Adapters: engines of others, observed without a change to their source."""
+
+from inferscope.adapters.registry import SUBJECTS
+
+__all__ = ["SUBJECTS"]

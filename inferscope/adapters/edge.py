@@ -41,10 +41,15 @@ from typing import Any
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.receipt import received_ns, stamp_receipts
-from inferscope.probe import LEAST_BLOCKED_NS, Probe
-from inferscope.probe.headers import AllowedHeaders
-from inferscope.probe.parts import HEADER, Labels, Parts
-from inferscope.probe.place import server_place
+from inferscope.probe import (
+    HEADER,
+    LEAST_BLOCKED_NS,
+    AllowedHeaders,
+    Labels,
+    Parts,
+    Probe,
+    server_place,
+)
 from inferscope.records import RequestIndex, finish_of_status
 
 Message = MutableMapping[str, Any]

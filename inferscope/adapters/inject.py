@@ -2,9 +2,9 @@
 
 `inferscope run` puts `shim/` on PYTHONPATH; its `sitecustomize` calls `install` before the program
 begins. Nothing is imported that the program does not import itself: a finder that knows the names
-in `OBSERVERS` waits for them, and calls the observer once the module has been executed.
+in `MODULES` waits for them, and calls the observer once the module has been executed.
 
-A new engine is one line here.
+A new engine is one line in `inferscope.adapters.registry`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from inferscope.adapters.registry import MODULES
 from inferscope.host_signals import pass_on
-from inferscope.probe.voice import warn
-
-OBSERVERS: dict[str, str] = {
-    "transformers.generation.utils": "inferscope.adapters.transformers:observe_module",
-    "llama_cpp.llama": "inferscope.adapters.llama_cpp:observe_module",
-    "transformers.cli.serving.server": "inferscope.adapters.hf_serve:observe_server",
-}
-"""Module of an engine → `module:function` of ours that observes it, called with the module.
-
-vLLM is not here: it loads us by its own plug-in group.
-"""
+from inferscope.probe import warn
 
 
-def install(observers: Mapping[str, str] = OBSERVERS) -> None:
+def install(observers: Mapping[str, str] = MODULES) -> None:
     """Observe the engines that are imported, unless INFERSCOPE_INJECT=0 forbids it; never raises.
 
     Does nothing without INFERSCOPE=1.

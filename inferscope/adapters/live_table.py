@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TypeVar
 
-from inferscope.probe import Probe
-from inferscope.probe.requests import MAX_LIVE
-from inferscope.probe.voice import warn
+from inferscope.probe import MAX_LIVE, Probe, warn
 
 Entry = TypeVar("Entry")
 

@@ -24,8 +24,7 @@ from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
 from inferscope.adapters.stretches import Stretches
 from inferscope.adapters.watch import Watch, run_locked
-from inferscope.probe import EngineInfo, HostTimer, StepTimer
-from inferscope.probe.forked_lock import forked_lock
+from inferscope.probe import EngineInfo, HostTimer, StepTimer, forked_lock
 from inferscope.records import RequestIndex
 
 Function = Callable[..., Any]

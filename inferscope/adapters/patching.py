@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from inferscope.errors import InferScopeError
 from inferscope.host_signals import pass_on, suppressed
-from inferscope.probe import Probe
-from inferscope.probe.voice import note, warn
+from inferscope.probe import Probe, note, warn
 
 _MARK = "_inferscope_patches"
 """Attribute of a replacement: the `Patches` that made it.

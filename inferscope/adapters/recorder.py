@@ -26,10 +26,7 @@ import msgspec
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.watch import run_locked
 from inferscope.host_signals import start_thread
-from inferscope.probe import EngineInfo, Probe, StepTimer
-from inferscope.probe.deferred import Deferred
-from inferscope.probe.forked_lock import forked_lock
-from inferscope.probe.identity import engine_id
+from inferscope.probe import Deferred, EngineInfo, Probe, StepTimer, engine_id, forked_lock
 
 MAX_RECORDERS = 8
 """Maximum number of open rings, for all models and threads: each has 64 MB by default."""

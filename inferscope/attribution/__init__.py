@@ -1,1 +1,131 @@
 """Attribution of a step's total to requests, phases and causes, as pure functions."""
+
+from inferscope.attribution.blocked import BlockedTime
+from inferscope.attribution.breach import (
+    OWN_WORK,
+    Breach,
+    LatencyLimit,
+    breaches,
+    is_met,
+    top_cause,
+)
+from inferscope.attribution.busy import NEVER_NS
+from inferscope.attribution.counterfactual import Delay, TableBounds, delays, prefills_of
+from inferscope.attribution.culprits import BlameShare
+from inferscope.attribution.holds import HeldResources
+from inferscope.attribution.ledger import (
+    ABORTED,
+    ADMITTED,
+    ANSWERED,
+    ARRIVING,
+    DELIVERED,
+    EDGE,
+    END,
+    HELD,
+    LEAVING,
+    LOST,
+    NOBODY,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    TRANSFERRED,
+    WAITING,
+    Ledger,
+    Step,
+    scaled,
+)
+from inferscope.attribution.marginal import BlameWeights, blame_weights
+from inferscope.attribution.parts import PromptCost, PromptPart
+from inferscope.attribution.peers import Peers, remembered
+from inferscope.attribution.regression import (
+    FEWEST_WINDOWS,
+    HIGHEST_CONDITION,
+    Equations,
+    Estimate,
+    condition_of,
+    products,
+    squares,
+)
+from inferscope.attribution.rules import RULES, Components, column_ns, price_steps, rule_shares_ns
+from inferscope.attribution.samples import LONGEST_SHORT_NS, amounts_until, one_by_one
+from inferscope.attribution.spent import METRICS, LedgerView, Metric, breakdown
+from inferscope.attribution.split import (
+    Priced,
+    padding_ns,
+    parts_ns,
+    price,
+    round_ns,
+    shares_ns,
+    to_whole_ns,
+)
+from inferscope.attribution.weights import plain_shares, weight_shares
+
+__all__ = [
+    "ABORTED",
+    "ADMITTED",
+    "ANSWERED",
+    "ARRIVING",
+    "DELIVERED",
+    "EDGE",
+    "END",
+    "FEWEST_WINDOWS",
+    "HELD",
+    "HIGHEST_CONDITION",
+    "LEAVING",
+    "LONGEST_SHORT_NS",
+    "LOST",
+    "METRICS",
+    "NEVER_NS",
+    "NOBODY",
+    "OWN_WORK",
+    "PREEMPTED",
+    "QUEUED",
+    "RULES",
+    "RUNNING",
+    "TRANSFERRED",
+    "WAITING",
+    "BlameShare",
+    "BlameWeights",
+    "BlockedTime",
+    "Breach",
+    "Components",
+    "Delay",
+    "Equations",
+    "Estimate",
+    "HeldResources",
+    "LatencyLimit",
+    "Ledger",
+    "LedgerView",
+    "Metric",
+    "Peers",
+    "Priced",
+    "PromptCost",
+    "PromptPart",
+    "Step",
+    "TableBounds",
+    "amounts_until",
+    "blame_weights",
+    "breaches",
+    "breakdown",
+    "column_ns",
+    "condition_of",
+    "delays",
+    "is_met",
+    "one_by_one",
+    "padding_ns",
+    "parts_ns",
+    "plain_shares",
+    "prefills_of",
+    "price",
+    "price_steps",
+    "products",
+    "remembered",
+    "round_ns",
+    "rule_shares_ns",
+    "scaled",
+    "shares_ns",
+    "squares",
+    "to_whole_ns",
+    "top_cause",
+    "weight_shares",
+]

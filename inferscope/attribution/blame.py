@@ -34,7 +34,7 @@ from inferscope.attribution.counterfactual import Delay
 from inferscope.attribution.culprits import BlameShare, BlameTotals
 from inferscope.attribution.holds import NOBODY_ROW, HeldResources, Holds
 from inferscope.attribution.marginal import BlameWeights
-from inferscope.cost.step_table import product
+from inferscope.cost import product
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -25,9 +25,9 @@ import numpy as np
 from inferscope.attribution.peers import LatencyLimit as LatencyLimit
 from inferscope.attribution.peers import Peer, Peers, beyond_ns
 from inferscope.attribution.spent import LedgerView, Metric, MetricBreakdown, breakdown
-from inferscope.records import CAUSES
+from inferscope.records import CAUSE_ROWS, CAUSES
 
-OWN_WORK = frozenset({"prefill_own", "decode_own", "encode", "draft"})
+OWN_WORK = frozenset(row.name for row in CAUSE_ROWS if row.is_own)
 """Causes of a request's own work, on an empty healthy machine."""
 _FEWEST_PEERS = 5
 """Smallest number of peers whose median shows what is normal."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.many_chunks import Sums, approximate, log_factorials
-from inferscope.cost.model import StepModel, look_up
+from inferscope.cost import StepModel, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

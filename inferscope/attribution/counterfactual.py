@@ -26,9 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.split import Priced, values_ns
-from inferscope.cost.model import look_up
-from inferscope.cost.pure_steps import TOLERANCE
-from inferscope.cost.step_table import StepTable, cut_into_steps
+from inferscope.cost import TOLERANCE, StepTable, cut_into_steps, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.model import StepModel
+from inferscope.cost import StepModel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

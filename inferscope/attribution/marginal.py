@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.counterfactual import alone_ns
 from inferscope.attribution.split import Priced, parts_ns
-from inferscope.cost.model import look_up
-from inferscope.cost.step_table import Grid, StepTable
+from inferscope.cost import Grid, StepTable, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.cost.step_table import Grid
+from inferscope.cost import Grid
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -25,8 +25,7 @@ from itertools import accumulate
 
 import msgspec
 
-from inferscope.cost.flops import FlopRates
-from inferscope.cost.shape import pairs
+from inferscope.cost import FlopRates, pairs
 from inferscope.records import OTHER_PART
 
 OUTPUT = "output"

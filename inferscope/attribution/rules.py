@@ -38,11 +38,10 @@ from inferscope.attribution.split import (
     parts_ns,
     price,
     round_steps_ns,
+    shares_ns,
     split_f,
 )
-from inferscope.attribution.split import shares_ns as fair_shares_ns
-from inferscope.cost.model import StepModel, look_up
-from inferscope.cost.step_table import StepTable, cut_into_steps
+from inferscope.cost import StepModel, StepTable, cut_into_steps, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,7 +78,7 @@ def parts(rule: str, of: Priced) -> Floats:
     return _BY_NAME[rule](of)
 
 
-def shares_ns(rule: str, of: Priced, busy_ns: Ints) -> Ints:
+def rule_shares_ns(rule: str, of: Priced, busy_ns: Ints) -> Ints:
     """Divide a rank's time for each step by one of RULES.
 
     Args:
@@ -91,7 +90,7 @@ def shares_ns(rule: str, of: Priced, busy_ns: Ints) -> Ints:
         whole nanoseconds by row, summing to `busy_ns`.
     """
     if rule == "fair":
-        return fair_shares_ns(of, busy_ns)
+        return shares_ns(of, busy_ns)
     paid, sizes = parts(rule, of), of.table.sizes
     whole = np.array([of_step.sum() for of_step in cut_into_steps(paid, sizes)])
     exact = _by_known_row(of, paid, whole, busy_ns)
@@ -115,7 +114,7 @@ def _by_known_row(of: Priced, paid: Floats, whole: Floats, busy_ns: Ints) -> Flo
     exact = by_row(of.table, paid * scale[of.table.step_of])
     if is_known.all():
         return exact
-    return np.where(np.repeat(is_known, of.table.row_sizes), exact, fair_shares_ns(of, busy_ns))
+    return np.where(np.repeat(is_known, of.table.row_sizes), exact, shares_ns(of, busy_ns))
 
 
 # --- rules ------------------------------------------------------------------------------------

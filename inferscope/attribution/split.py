@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution.chunks import split_chunks
 from inferscope.attribution.padding import beyond_own
-from inferscope.cost.model import StepModel, look_up
-from inferscope.cost.step_table import Grid, StepTable
+from inferscope.cost import Grid, StepModel, StepTable, look_up
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.split import round_ns
-from inferscope.cost.hbm import WeightBytes
-from inferscope.cost.step_table import StepTable
+from inferscope.cost import StepTable, WeightBytes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

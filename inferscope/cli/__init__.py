@@ -1,1 +1,3 @@
-"""Command line: one module per command; the module's docstring is the command's help text."""
+"""Command line: one module or folder per command; its docstring is the help text."""
+
+__all__: list[str] = []

@@ -24,22 +24,28 @@ from types import FrameType
 from inferscope.cli.counters import add_counters_option, default_sources, start_sampler
 from inferscope.cli.status_line import write_status
 from inferscope.cli.stopping import StopFlag, stoppable
-from inferscope.collecting.config import Config, read_config
-from inferscope.collecting.exporter_set import ExporterSet, check_exporters, make_exporters
-from inferscope.collecting.lock import LOCK_NAME, only_collector
-from inferscope.collecting.memory import configure_trim
-from inferscope.collecting.service import Service
+from inferscope.daemon import (
+    LOCK_NAME,
+    Config,
+    ExporterSet,
+    Service,
+    check_exporters,
+    configure_trim,
+    make_exporters,
+    only_collector,
+    read_config,
+)
 from inferscope.exporting import LiveExporter, live_exporter_names
 from inferscope.foreign import without_secrets
-from inferscope.probe.clock import SystemClock
-from inferscope.ring.discovery import (
+from inferscope.probe import SystemClock
+from inferscope.ring import (
     find_engines,
     make_private,
     names_of,
     owner_of,
     reading_from,
 )
-from inferscope.slo.objective_text import objective_lines, objectives_summary
+from inferscope.slo import objective_lines, objectives_summary
 
 SWITCH_S = 0.001
 """Interpreter switch interval in seconds. A scrape takes the interpreter lock about five times, and

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 
-from inferscope.counters.source import AUTO, SOURCES, has_nvidia
 from inferscope.records import SAMPLER_ROLE
-from inferscope.ring.discovery import EngineRings, find_rings, reading_from
+from inferscope.ring import EngineRings, find_rings, reading_from
+from inferscope.sampler import AUTO, SOURCES, has_nvidia
 
 OFF = "off"
 

@@ -6,19 +6,17 @@ with them. No command imports this module, because it imports the commands.
 
 from __future__ import annotations
 
-from inferscope.cli.calibrate import CalibrationDocument
-from inferscope.cli.doctor_device import DoctorDocument
+from inferscope.cli.calibrate.command import CalibrationDocument
+from inferscope.cli.doctor.device import DoctorDocument
 from inferscope.cli.engine_list import EngineList
 from inferscope.cli.sampler import SamplerDocument
-from inferscope.cli.slo_check import CheckDocument
-from inferscope.collector.snapshot import SnapshotDocument
+from inferscope.cli.slo.check import CheckDocument
+from inferscope.fold import SnapshotDocument
+from inferscope.insight import ProfileDocument
 from inferscope.json_document import Document
-from inferscope.load.report import LoadDocument
-from inferscope.metrics_page.view import PageView
-from inferscope.report.findings import FindingsDocument
-from inferscope.report.kernels import ProfileDocument
-from inferscope.report.shares_text import SharesDocument
-from inferscope.report.text import WhyDocument
+from inferscope.load import LoadDocument
+from inferscope.metrics_page import PageView
+from inferscope.text import FindingsDocument, SharesDocument, WhyDocument
 
 LIST, PAGE = "attach (several engines)", "attach URL"
 """Names of the documents that `attach` prints for targets other than one engine."""

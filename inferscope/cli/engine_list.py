@@ -15,10 +15,8 @@ from inferscope.cli.listening import listening_addresses
 from inferscope.errors import NotFound
 from inferscope.json_document import Document, json_line
 from inferscope.records import EngineInfo
-from inferscope.ring.description import description_of_rings
-from inferscope.ring.discovery import EngineRings, RingFile
-from inferscope.ring.extent import extent_of_rings
-from inferscope.tui.plots import UNKNOWN, duration, fit_name, plain
+from inferscope.ring import EngineRings, RingFile, description_of_rings, extent_of_rings
+from inferscope.text.plots import UNKNOWN, duration, fit_name, plain
 
 SOURCE = "engine list"
 MAX_LISTED = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from inferscope.engine.config import EngineOptions
+from inferscope.engine import EngineOptions
 
 
 def add_cache_options(group: argparse._ArgumentGroup) -> None:

@@ -12,17 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferscope.cli.folding import add_refit
-from inferscope.collector.finals import Sink
-from inferscope.collector.source import (
-    Listener,
-    RecordingSource,
-    RingSource,
-    catch_up,
-    final_books,
-    open_replay,
-    open_source,
-)
-from inferscope.collector.view import snapshot
 from inferscope.errors import BadInput
 from inferscope.exporting import (
     Exporter,
@@ -32,8 +21,18 @@ from inferscope.exporting import (
     load_exporter,
     load_folder_exporter,
 )
+from inferscope.fold import Sink, snapshot
 from inferscope.foreign import one_line
 from inferscope.private import private_file
+from inferscope.readers import (
+    Listener,
+    RecordingSource,
+    RingSource,
+    catch_up,
+    final_books,
+    open_replay,
+    open_source,
+)
 from inferscope.records import Record, Tick
 
 _SUFFIXES = {"jsonl": ".jsonl", "perfetto": ".json"}

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from inferscope.cli.folding import add_refit, fold_all
-from inferscope.collector.judging import Judging
 from inferscope.errors import NotFound
-from inferscope.findings import RunSummarizer, SloFindings, findings
+from inferscope.fold import Judging
+from inferscope.insight.findings import RunSummarizer, SloFindings, findings
 from inferscope.records import Record
-from inferscope.report.findings import findings_json, findings_text
-from inferscope.slo.objectives import read_objectives
+from inferscope.slo import read_objectives
+from inferscope.text import findings_json, findings_text
 
 _WIDTH = 100
 """Maximum line width in columns: longer lines are hard to read."""

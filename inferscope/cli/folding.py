@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 
 from inferscope.cli.targets import engine_of, path_of, rings_of
-from inferscope.collector.finals import Sink
-from inferscope.collector.fold import Collector
-from inferscope.collector.source import (
+from inferscope.errors import BadInput
+from inferscope.fold import Collector, Sink
+from inferscope.foreign import one_line
+from inferscope.readers import (
     Listener,
     RecordingSource,
     RingSource,
@@ -18,8 +19,6 @@ from inferscope.collector.source import (
     open_replay,
     open_source,
 )
-from inferscope.errors import BadInput
-from inferscope.foreign import one_line
 
 
 def fold_all(

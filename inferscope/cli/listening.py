@@ -8,7 +8,7 @@ import stat
 import struct
 from pathlib import Path
 
-from inferscope.ring.discovery import RingFile
+from inferscope.ring import RingFile
 
 _PROC = Path("/proc")
 _LISTEN = "0A"

@@ -40,7 +40,9 @@ COMMANDS = {
     "help": "print the help text of a command",
     "version": "print the version",
 }
-_MODULES = {"on": "switch", "off": "switch"}
+_FOLDERS = ("attach", "calibrate", "demo", "doctor", "load", "run", "slo")
+"""Commands of several modules, of which `command` has the options."""
+_MODULES = {"on": "switch", "off": "switch", **{name: f"{name}.command" for name in _FOLDERS}}
 _EXTRAS = {
     "numpy": "reader",
     "yaml": "reader",

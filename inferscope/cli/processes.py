@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from inferscope.cli.run_target import find_target
+from inferscope.cli.run.target import find_target
 from inferscope.errors import BadInput
 
 _PROC = Path("/proc")

@@ -20,13 +20,9 @@ import msgspec
 
 from inferscope.cli.arg_types import above_zero
 from inferscope.cli.targets import engine_of
-from inferscope.collector.expansion import Expansion
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.foreign import printable
-from inferscope.json_document import json_line
-from inferscope.private import open_own, private_file
-from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
-from inferscope.report.kernels import (
+from inferscope.insight import (
     KERNEL,
     KernelTime,
     ProfileDocument,
@@ -36,15 +32,21 @@ from inferscope.report.kernels import (
     steps_of,
     with_steps,
 )
-from inferscope.ring.discovery import EngineRings, RingFile
-from inferscope.ring.profile_request import (
+from inferscope.json_document import json_line
+from inferscope.private import open_own, private_file
+from inferscope.readers import Expansion
+from inferscope.records import EngineInfo, Record, StepSlices, UnknownRecord, decode
+from inferscope.ring import (
+    EngineRings,
+    Frame,
+    RingFile,
+    RingReader,
     error_path,
     request_path,
     send_request,
     trace_path,
     withdraw,
 )
-from inferscope.ring.reader import Frame, RingReader
 
 _PATIENCE_S = 120.0
 """Maximum time for the engine to write the trace, which can be a hundred megabytes."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from inferscope.cli.arg_types import above_zero
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.targets import engine_of, rings_of
-from inferscope.collector.source import RingSource
 from inferscope.foreign import one_line
-from inferscope.ring.recording import RecordingWriter
+from inferscope.readers import RingSource
+from inferscope.ring import RecordingWriter
 
 _POLL_S = 0.05
 

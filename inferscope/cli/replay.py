@@ -12,12 +12,12 @@ from pathlib import Path
 from inferscope.cli.arg_types import above_zero
 from inferscope.cli.folding import add_refit
 from inferscope.cli.terminal import can_draw
-from inferscope.collector.source import final_books, open_replay
-from inferscope.cost.book import CostBook
+from inferscope.cost import CostBook
 from inferscope.errors import BadInput
-from inferscope.findings import RunSummarizer
 from inferscope.foreign import one_line
-from inferscope.tui.judged_source import JudgedSource
+from inferscope.insight import JudgedSource
+from inferscope.insight.findings import RunSummarizer
+from inferscope.readers import final_books, open_replay
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         books=_books(options),
     )
     try:
-        from inferscope.tui.app import InferScopeApp
+        from inferscope.tui import InferScopeApp
 
         InferScopeApp(JudgedSource(source, watch), ascii=options.ascii).run()
     finally:
@@ -108,7 +108,7 @@ def _picture(options: argparse.Namespace) -> int:
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
     source = open_replay(options.file, until_ns=until_ns, books=_books(options))
-    from inferscope.tui.screenshot import save_picture
+    from inferscope.tui import save_picture
 
     save_picture(
         source,

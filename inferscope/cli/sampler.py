@@ -20,16 +20,24 @@ from inferscope.cli.arg_types import interval_ns
 from inferscope.cli.counters import parse_sources
 from inferscope.cli.status_line import write_status
 from inferscope.cli.stopping import stoppable
-from inferscope.counters.cupti import NOT_PERMITTED, PROFILERS, may_profile
-from inferscope.counters.dcgm import DEFAULT_URL
-from inferscope.counters.privilege import become, owner_of
-from inferscope.counters.processes import observed
-from inferscope.counters.sampler import Settings, SourceReading, preload, read_once, sample
-from inferscope.counters.source import DCGM_URL, SOURCES
 from inferscope.errors import NotFound
 from inferscope.json_document import Document, json_line
-from inferscope.probe.clock import SystemClock
-from inferscope.ring.discovery import ring_directory
+from inferscope.probe import SystemClock
+from inferscope.ring import ring_directory
+from inferscope.sampler import (
+    DCGM_URL,
+    DEFAULT_URL,
+    SOURCES,
+    Settings,
+    SourceReading,
+    become,
+    observed,
+    owner_of,
+    preload,
+    read_once,
+    sample,
+)
+from inferscope.sampler.cupti import NOT_PERMITTED, PROFILERS, may_profile
 
 _PM_NEEDS_ASKING = (
     "off by default, because it may slow the device down: enable it with --counters pm."

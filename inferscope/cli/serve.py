@@ -14,10 +14,10 @@ from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.counters import add_counters_option, start_sampler
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.status_line import write_status
-from inferscope.engine.config import EngineOptions
-from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
+from inferscope.engine import EngineOptions
+from inferscope.engine.server import ServeSettings, Supervisor, listen
 from inferscope.errors import BadInput
-from inferscope.probe.identity import engine_id
+from inferscope.probe import engine_id
 
 _NEEDED = ("torch", "safetensors", "tokenizers", "starlette", "uvicorn", "httptools", "zmq")
 _MAX_API_SERVERS = 64

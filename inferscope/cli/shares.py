@@ -12,12 +12,12 @@ import shutil
 import sys
 from typing import get_args
 
-from inferscope.attribution.rules import RULES
+from inferscope.attribution import RULES
 from inferscope.cli.arg_types import count
 from inferscope.cli.folding import add_refit, fold_all
 from inferscope.errors import NotFound
-from inferscope.report.shares import By, SharesSink
-from inferscope.report.shares_text import to_json, to_text
+from inferscope.insight import By, SharesSink
+from inferscope.text import shares_json, shares_lines
 
 _WIDTH = 110
 _MAX_ROWS = 40
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if not table.num_steps:
         raise NotFound(f"{source.title} holds no finished step. Record while the engine serves.")
     if options.json:
-        sys.stdout.write(to_json(table))
+        sys.stdout.write(shares_json(table))
         return 0
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
-    sys.stdout.write(to_text(table, most=options.top, width=width, ascii=options.ascii))
+    sys.stdout.write(shares_lines(table, most=options.top, width=width, ascii=options.ascii))
     return 0

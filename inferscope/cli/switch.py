@@ -9,8 +9,7 @@ import time
 from inferscope.cli.targets import engine_of
 from inferscope.errors import InferScopeError, NotFound
 from inferscope.foreign import one_line
-from inferscope.ring.control import SWITCHED_OFF, SWITCHED_ON, control_path, switch
-from inferscope.ring.discovery import RingFile
+from inferscope.ring import SWITCHED_OFF, SWITCHED_ON, RingFile, control_path, switch
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

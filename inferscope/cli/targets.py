@@ -19,17 +19,20 @@ from inferscope.cli.processes import (
     run_command,
 )
 from inferscope.errors import NotFound
-from inferscope.ring.access import closed_under, is_there, why_closed
-from inferscope.ring.discovery import (
+from inferscope.ring import (
     EngineRings,
+    Extent,
+    closed_under,
+    extent_of_rings,
     find_engines,
+    is_there,
     names_of,
     owner_of,
     ring_directory,
     sampler_rings,
     search_directories,
+    why_closed,
 )
-from inferscope.ring.extent import Extent, extent_of_rings
 
 _HOW_TO_START = "Start one with `inferscope demo`, or your own with `inferscope run -- CMD`."
 Choose: TypeAlias = Callable[[list[EngineRings]], EngineRings]

@@ -29,7 +29,7 @@ def replace_unencodable(*, is_json: bool = False) -> None:
 
 
 def _similar(error: UnicodeError) -> tuple[str, int]:
-    from inferscope.tui.plots import to_ascii
+    from inferscope.text.plots import to_ascii
 
     if not isinstance(error, UnicodeEncodeError):
         raise error

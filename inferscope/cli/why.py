@@ -15,22 +15,19 @@ import sys
 import time
 from pathlib import Path
 
-from inferscope.attribution.breach import LatencyLimit
-from inferscope.attribution.spent import Metric
+from inferscope.attribution import LatencyLimit, Metric
 from inferscope.cli.arg_types import latency_ns
 from inferscope.cli.targets import engine_of, path_of, refuse_if_closed
 from inferscope.cli.terminal import can_draw
-from inferscope.collector.source import open_source
 from inferscope.errors import BadInput, NotFound
 from inferscope.foreign import one_line
-from inferscope.probe.ids import digits
-from inferscope.report.request_index import RequestRef, matching
-from inferscope.report.request_source import RequestSource
-from inferscope.report.text import to_json, to_text
-from inferscope.report.why import why
-from inferscope.ring.discovery import EngineRings, find_engines, names_of, search_directories
-from inferscope.slo.objectives import read_objectives
-from inferscope.tui.plots import plain
+from inferscope.insight import RequestSource
+from inferscope.probe import digits
+from inferscope.readers import RequestRef, matching, open_source
+from inferscope.ring import EngineRings, find_engines, names_of, search_directories
+from inferscope.slo import read_objectives
+from inferscope.text import report_json, report_lines, why
+from inferscope.text.plots import plain
 
 _WIDTH = 100
 _MAX_LISTED = 20
@@ -98,11 +95,11 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"inferscope: {options.source}: {one_line(note)}\n")
     report = why(facts)
     if options.json:
-        sys.stdout.write(to_json(report, facts))
+        sys.stdout.write(report_json(report, facts))
         return 0
     width = shutil.get_terminal_size((_WIDTH, 40)).columns
     colour = can_draw() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(to_text(report, width=width, colour=colour, ascii=options.ascii))
+    sys.stdout.write(report_lines(report, width=width, colour=colour, ascii=options.ascii))
     return 0
 
 

@@ -10,42 +10,100 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inferscope.engine.capacity import pool_blocks
+    from inferscope.engine.ceilings import measure_ceilings
     from inferscope.engine.config import EngineOptions, ModelConfig
     from inferscope.engine.core import Engine, Output
-    from inferscope.engine.load import load_engine
+    from inferscope.engine.devices import (
+        device_name,
+        device_uuid,
+        find_device,
+        highest_clocks_mhz,
+        step_timer,
+    )
+    from inferscope.engine.frontend import FrontEnd
+    from inferscope.engine.load import describe, describe_model, load_engine, load_model
     from inferscope.engine.model_names import load_tokenizer
     from inferscope.engine.request import BadRequest, QueueFull, Request, Sampling
+    from inferscope.engine.start import imports_that_stay
+    from inferscope.engine.steptimes import StepTime, measure_steps
     from inferscope.engine.tokenizer import TextStream, Tokenizer
 
 __all__ = [
     "BadRequest",
     "Engine",
     "EngineOptions",
+    "FrontEnd",
     "ModelConfig",
     "Output",
     "QueueFull",
     "Request",
     "Sampling",
+    "StepTime",
     "TextStream",
     "Tokenizer",
+    "describe",
+    "describe_model",
+    "device_name",
+    "device_uuid",
+    "find_device",
+    "highest_clocks_mhz",
+    "imports_that_stay",
     "load_engine",
+    "load_model",
     "load_tokenizer",
+    "measure_ceilings",
+    "measure_steps",
+    "pool_blocks",
+    "step_timer",
 ]
 
-_MODULES = {
-    "Engine": "core",
-    "EngineOptions": "config",
-    "ModelConfig": "config",
-    "Output": "core",
-    "TextStream": "tokenizer",
-    "Tokenizer": "tokenizer",
-    "load_engine": "load",
-    "load_tokenizer": "model_names",
+_NAMES = {
+    "capacity": ("pool_blocks",),
+    "ceilings": ("measure_ceilings",),
+    "config": (
+        "EngineOptions",
+        "ModelConfig",
+    ),
+    "core": (
+        "Engine",
+        "Output",
+    ),
+    "devices": (
+        "device_name",
+        "device_uuid",
+        "find_device",
+        "highest_clocks_mhz",
+        "step_timer",
+    ),
+    "frontend": ("FrontEnd",),
+    "load": (
+        "describe",
+        "describe_model",
+        "load_engine",
+        "load_model",
+    ),
+    "model_names": ("load_tokenizer",),
+    "request": (
+        "BadRequest",
+        "QueueFull",
+        "Request",
+        "Sampling",
+    ),
+    "start": ("imports_that_stay",),
+    "steptimes": (
+        "StepTime",
+        "measure_steps",
+    ),
+    "tokenizer": (
+        "TextStream",
+        "Tokenizer",
+    ),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'request')}")
-    return getattr(module, name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -40,8 +40,7 @@ from inferscope.engine.scheduler import Plan, Scheduler
 from inferscope.engine.segments import step_columns
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
-from inferscope.probe import Probe
-from inferscope.probe.deferred import Deferred
+from inferscope.probe import Deferred, Probe
 from inferscope.records import RequestIndex
 
 logger = logging.getLogger(__name__)

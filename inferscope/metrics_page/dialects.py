@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from inferscope.errors import NotFound
 from inferscope.foreign import printable
-from inferscope.metrics_page.fetch import MetricsPage
+from inferscope.metrics_page.fetching import MetricsPage
 
 
 @dataclass(frozen=True)

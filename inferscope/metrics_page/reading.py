@@ -10,7 +10,7 @@ import msgspec
 
 from inferscope.foreign import printable
 from inferscope.metrics_page.dialects import Dialect, Name
-from inferscope.metrics_page.fetch import MetricsPage, PageSample
+from inferscope.metrics_page.fetching import MetricsPage, PageSample
 
 _SHARES = ("kv_share",)
 """Gauges averaged over replicas; all others are summed."""

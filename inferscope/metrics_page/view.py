@@ -6,7 +6,7 @@ from collections import deque
 
 from inferscope.json_document import Document
 from inferscope.metrics_page.dialects import Dialect, dialect_of
-from inferscope.metrics_page.fetch import fetch
+from inferscope.metrics_page.fetching import fetch
 from inferscope.metrics_page.reading import (
     BucketQuantiles,
     PageReading,

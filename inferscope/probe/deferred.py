@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferscope.probe.forked_lock import forked_lock
+from inferscope.probe.forked_locks import forked_lock
 from inferscope.probe.probe import Probe
 
 OVERDUE_NS = 50_000_000

@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 
 from inferscope.probe.clock import Clock, SystemClock
-from inferscope.ring.discovery import boot_id, file_name
-from inferscope.ring.layout import Identity
+from inferscope.ring import Identity, boot_id, file_name
 
 ENGINE_ID_VARIABLE = "INFERSCOPE_ENGINE_ID"
 

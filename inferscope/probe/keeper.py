@@ -23,7 +23,7 @@ from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
 from inferscope.probe.voice import would_block
 from inferscope.records import UNSUPPORTED, CounterSample
-from inferscope.ring.control import ControlByte
+from inferscope.ring import ControlByte
 
 IDLE_NS = 50_000_000
 _PARTS_AT_ONCE = 4

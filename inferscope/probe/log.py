@@ -38,8 +38,7 @@ from inferscope.records import (
     Record,
     encode,
 )
-from inferscope.ring.layout import STARTS_KEYFRAME
-from inferscope.ring.writer import RingWriter
+from inferscope.ring import STARTS_KEYFRAME, RingWriter
 
 KEYFRAME_NS = 10_000_000_000
 HEALTH_NS = 100_000_000

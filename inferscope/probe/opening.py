@@ -14,16 +14,19 @@ from inferscope.host_signals import start_thread
 from inferscope.probe.clock import Clock
 from inferscope.probe.identity import identity
 from inferscope.probe.voice import note, warn
-from inferscope.ring import layout
-from inferscope.ring.control import ControlByte, control_path, open_control
-from inferscope.ring.discovery import (
+from inferscope.ring import (
+    IS_LITTLE_ENDIAN,
+    ControlByte,
+    NoRoom,
+    RingWriter,
+    control_path,
     file_name,
     make_private,
+    open_control,
     reading_from,
     remove_old_rings,
     ring_directory,
 )
-from inferscope.ring.writer import NoRoom, RingWriter
 
 DEFAULT_RING_MB = 64
 _MOST_RING_MB = 64 * 1024
@@ -49,7 +52,7 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
         RingUnavailable: there is no space even for a small ring, or no permission.
         InferScopeError: the machine is big-endian, or all names are taken.
     """
-    if not layout.IS_LITTLE_ENDIAN:
+    if not IS_LITTLE_ENDIAN:
         raise InferScopeError("columns are little-endian and this machine is not")
     folder, group_id = ring_directory(), _group_id()
     if not os.path.isabs(os.environ.get("INFERSCOPE_DIR") or folder):

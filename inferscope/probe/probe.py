@@ -100,8 +100,7 @@ from inferscope.records import (
     StepSame,
     StepSlices,
 )
-from inferscope.ring.control import ControlByte
-from inferscope.ring.writer import RingWriter
+from inferscope.ring import ControlByte, RingWriter
 
 _BINDING_CODES: dict[str, int] = {binding: code for code, binding in enumerate(BINDINGS)}
 _MOST_MODE = 64

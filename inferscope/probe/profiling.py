@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inferscope.probe import c_library, torch_profile
-from inferscope.ring.profile_request import (
+from inferscope.ring import (
     Request,
     answer,
     is_pending,

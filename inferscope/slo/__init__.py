@@ -1,5 +1,49 @@
 """Objectives: verdicts per request, breaches with their causes, and the remaining error budget."""
 
+from inferscope.slo.budget import Budget
+from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge, PendingVerdict, explained_metric
+from inferscope.slo.objective_text import (
+    good_line,
+    objective_lines,
+    objectives_summary,
+    outcome_line,
+    worst_causes,
+)
 from inferscope.slo.objectives import Metric, Objective, Objectives, read_objectives
+from inferscope.slo.rules import RuleOptions, burn_lines, check_rules, rule_file
+from inferscope.slo.rules_notes import routing_text, rules_object_text, rules_text
+from inferscope.slo.rules_routing import routing
+from inferscope.slo.tally import UNKNOWN, ObjectiveCount, ObjectiveCounter
+from inferscope.slo.verdicts import FAILURES, Judged, latency_limits
 
-__all__ = ["Metric", "Objective", "Objectives", "read_objectives"]
+__all__ = [
+    "ENGINE_LOST",
+    "FAILURES",
+    "UNKNOWN",
+    "Budget",
+    "InFlight",
+    "Judge",
+    "Judged",
+    "Metric",
+    "Objective",
+    "ObjectiveCount",
+    "ObjectiveCounter",
+    "Objectives",
+    "PendingVerdict",
+    "RuleOptions",
+    "burn_lines",
+    "check_rules",
+    "explained_metric",
+    "good_line",
+    "latency_limits",
+    "objective_lines",
+    "objectives_summary",
+    "outcome_line",
+    "read_objectives",
+    "routing",
+    "routing_text",
+    "rule_file",
+    "rules_object_text",
+    "rules_text",
+    "worst_causes",
+]

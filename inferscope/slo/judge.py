@@ -21,10 +21,15 @@ from typing import Protocol
 
 import msgspec
 
-from inferscope.attribution import breach
-from inferscope.attribution.breach import Breach, breaches
-from inferscope.attribution.peers import Peers, remembered
-from inferscope.attribution.spent import LedgerView, Metric
+from inferscope.attribution import (
+    Breach,
+    LatencyLimit,
+    LedgerView,
+    Metric,
+    Peers,
+    breaches,
+    remembered,
+)
 from inferscope.slo.objectives import LATENCIES, Objective, Objectives
 from inferscope.slo.tally import SHED
 from inferscope.slo.verdicts import ANSWERS, FAILURES, Judged, judged
@@ -279,7 +284,7 @@ class Judge:
     def _explain(self, request: LedgerView, names: set[str], is_warm_up: bool) -> str | None:
         """Count the causes of a request's misses; return that of the worst."""
         limits = {
-            one.name: breach.LatencyLimit(explained_metric(one, request), one.threshold_ns)
+            one.name: LatencyLimit(explained_metric(one, request), one.threshold_ns)
             for one in self._objectives
             if one.threshold_ns is not None
         }

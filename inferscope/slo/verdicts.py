@@ -19,8 +19,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from inferscope.attribution import breach
-from inferscope.attribution.spent import METRICS, LedgerView
+from inferscope.attribution import METRICS, LatencyLimit, LedgerView
 from inferscope.slo.objectives import Metric, Objective
 
 ANSWERS = frozenset({"stop", "length"})
@@ -104,7 +103,7 @@ def _mean_gap(request: LedgerView, limit_ns: int) -> bool | None:
     return last_ns - first_ns <= (num - 1) * limit_ns
 
 
-def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.LatencyLimit, ...]:
+def latency_limits(objectives: Iterable[Objective]) -> tuple[LatencyLimit, ...]:
     """Return the thresholds among objectives, the strictest of each metric."""
     limits_ns: dict[str, int] = {}
     for one in objectives:
@@ -113,7 +112,7 @@ def latency_limits(objectives: Iterable[Objective]) -> tuple[breach.LatencyLimit
                 one.threshold_ns, limits_ns.get(one.metric, one.threshold_ns)
             )
     return tuple(
-        breach.LatencyLimit(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
+        LatencyLimit(metric, limits_ns[metric]) for metric in METRICS if metric in limits_ns
     )
 
 

@@ -20,9 +20,9 @@ from textual.message import Message
 from textual.messages import ExitApp
 from textual.screen import Screen
 
-from inferscope.collector.snapshot import RequestRow, Snapshot, json_of
+from inferscope.fold import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
-from inferscope.tui.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
+from inferscope.text import REFRESH_RATES_HZ, WINDOWS_NS, Scene
 from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
 from inferscope.tui.snapshot_history import SnapshotHistory
 from inferscope.tui.source import Feed, SnapshotSource

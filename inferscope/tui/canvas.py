@@ -12,9 +12,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from inferscope.tui.lines import Line, fit_line
-from inferscope.tui.plots import to_ascii
-from inferscope.tui.scene import Scene
+from inferscope.text import Line, Scene, fit_line
+from inferscope.text.plots import to_ascii
 
 Draw = Callable[[Scene, int, int], list[Line]]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from inferscope.collector.snapshot import RequestRow
 from inferscope.errors import BadInput
-from inferscope.tui.labels import STATE_MARKS
+from inferscope.fold import RequestRow
+from inferscope.text import STATE_MARKS
 
 Predicate = Callable[[RequestRow], bool]
 

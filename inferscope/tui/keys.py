@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferscope.tui.lines import Line, Span, fit_line
+from inferscope.text import Line, Span, fit_line
 
 Key = tuple[str, str]
 

@@ -11,9 +11,9 @@ from textual.screen import Screen
 
 from inferscope.errors import InferScopeError
 from inferscope.foreign import without_secrets
-from inferscope.metrics_page.view import PageSource
+from inferscope.metrics_page import PageSource
+from inferscope.text import WINDOWS_NS
 from inferscope.tui.keys import PAGE_HELP, PAGE_METHODS
-from inferscope.tui.scene import WINDOWS_NS
 from inferscope.tui.screens.help import HelpScreen
 from inferscope.tui.screens.page import PageScreen
 from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal

@@ -16,21 +16,24 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from inferscope.collector.snapshot import RequestRow
-from inferscope.tui.canvas import Painter, styles_of
-from inferscope.tui.columns import (
+from inferscope.fold import RequestRow
+from inferscope.text import (
     Column,
+    Line,
+    Scene,
     column_at,
     columns_for,
+    fit_line,
+    format_listed,
+    frame,
     heading_line,
     order_rows,
     row_line,
+    rule,
 )
+from inferscope.text.panels import Unit
+from inferscope.tui.canvas import Painter, styles_of
 from inferscope.tui.filters import EVERYTHING, Filter
-from inferscope.tui.labels import format_listed
-from inferscope.tui.lines import Line, fit_line, frame, rule
-from inferscope.tui.panels.phases import Unit
-from inferscope.tui.scene import Scene
 
 _MARGIN = 20
 _FULL_SORT_NS = 1_000_000_000

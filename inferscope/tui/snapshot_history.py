@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from inferscope.collector.snapshot import Snapshot
+from inferscope.fold import Snapshot
 
 KEPT_SNAPSHOTS = 120
 KEPT_ROWS = 40_000

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import InferScopeError
+from inferscope.fold import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from inferscope_jsonl import JsonlExporter
 
-from inferscope.collector.source import catch_up, open_source
+from inferscope.readers.source import catch_up, open_source
 
 Row = dict[str, Any]
 

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import inferscope
-from inferscope.adapters import hf_generate, recorder, transformers
-from inferscope.adapters.hf_serve import ServedRequests
+from inferscope.adapters import recorder
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import MAX_RECORDERS, Engines, Recorders
+from inferscope.adapters.transformers import generate
+from inferscope.adapters.transformers import hooks as transformers
+from inferscope.adapters.transformers.serve import ServedRequests
 from inferscope.probe import EventTimer, HostTimer, StepTimer, TorchEvents
 from inferscope.records import CLOSED, EngineInfo, ProbeHealth, RequestEvent, StepSpan
 from inferscope.ring.discovery import find_engines
@@ -353,17 +355,17 @@ def test_an_observation_that_outlives_its_session_ends_no_later_one() -> None:
 
 
 def test_after_a_fault_on_a_device_no_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_generate, "is_asynchronous", lambda model: True)
+    monkeypatch.setattr(generate, "is_asynchronous", lambda model: True)
     model = model_of("llama")
     watch = inferscope.observe(model)
-    turn = hf_generate.MainLoop.turn
+    turn = generate.MainLoop.turn
 
-    def fails(loop: hf_generate.MainLoop) -> None:
+    def fails(loop: generate.MainLoop) -> None:
         turn(loop)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(hf_generate.MainLoop, "turn", fails)
+        patch.setattr(generate.MainLoop, "turn", fails)
         one(model)
     is_there = weakref.ref(model)
     del model

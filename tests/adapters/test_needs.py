@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from inferscope.adapters import llama_cpp, sglang_hooks, vllm_core, vllm_hooks, vllm_worker
-from inferscope.adapters.hf_batching_hooks import BatchingHooks
-from inferscope.adapters.hf_serve import ServedRequests, observe_server
+from inferscope.adapters import llama_cpp
 from inferscope.adapters.needs.check import ENGINES, engines_of, lacks_of
 from inferscope.adapters.needs.feature import Engine, Feature, Fields, Place
 from inferscope.adapters.needs.llama_cpp import LLAMA_CPP
@@ -29,11 +27,17 @@ from inferscope.adapters.needs.source import Source
 from inferscope.adapters.needs.transformers import TRANSFORMERS
 from inferscope.adapters.needs.vllm import VLLM
 from inferscope.adapters.recorder import Recorders
-from inferscope.adapters.sglang_hooks import FrontEndHooks, SchedulerHooks
-from inferscope.adapters.sglang_scheduler import SchedulerWatch
-from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_frontend import FrontEndHooks as VllmFrontEndHooks
-from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.adapters.sglang import hooks as sglang_hooks
+from inferscope.adapters.sglang.hooks import FrontEndHooks, SchedulerHooks
+from inferscope.adapters.sglang.scheduler import SchedulerWatch
+from inferscope.adapters.transformers.batching_hooks import BatchingHooks
+from inferscope.adapters.transformers.serve import ServedRequests, observe_server
+from inferscope.adapters.vllm import core as vllm_core
+from inferscope.adapters.vllm import hooks as vllm_hooks
+from inferscope.adapters.vllm import worker as vllm_worker
+from inferscope.adapters.vllm.core import CoreHooks
+from inferscope.adapters.vllm.frontend import FrontEndHooks as VllmFrontEndHooks
+from inferscope.adapters.vllm.worker import WorkerHooks
 from inferscope.probe.timers import EventTimer
 from tests.adapters import toy_vllm
 from tests.adapters.engine_source import environment, split, write
@@ -151,7 +155,7 @@ def test_transformers_is_hooked_where_its_table_says(
     pytest.importorskip("transformers.cli.serving.server")
     from transformers import Qwen2ForCausalLM
 
-    from inferscope.adapters import transformers
+    from inferscope.adapters.transformers import hooks as transformers
 
     class FastAPI(Starlette):
         """What stands in for FastAPI's own class, which the fast suite does without."""

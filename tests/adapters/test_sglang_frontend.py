@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from inferscope.adapters import sglang_hooks
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.sglang_frontend import FrontEndWatch
-from inferscope.adapters.sglang_hooks import FrontEndHooks
+from inferscope.adapters.sglang import hooks as sglang_hooks
+from inferscope.adapters.sglang.frontend import FrontEndWatch
+from inferscope.adapters.sglang.hooks import FrontEndHooks
 from inferscope.probe import Probe
 from inferscope.probe.clock import SystemClock
 from inferscope.records import EVENTS, FAILED, Emitted, ProbeHealth, RequestEvent

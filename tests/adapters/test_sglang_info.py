@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferscope.adapters.sglang_info import (
+from inferscope.adapters.sglang.info import (
     Place,
     adapter_names,
     free_and_cached,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.adapters.sglang_phases import (
+from inferscope.adapters.sglang.phases import (
     Part,
     Rows,
     binding,

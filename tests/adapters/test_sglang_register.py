@@ -26,7 +26,7 @@ class TokenizerManager:
 """
 SAY = """
 import sys
-from inferscope.adapters.sglang import register
+from inferscope.adapters.sglang.plugin import register
 register(); register()
 registry = sys.modules.get("sglang.srt.plugins.hook_registry")
 print(sorted(name for name in sys.modules if name.startswith("inferscope")))
@@ -37,7 +37,7 @@ IN_A_CHILD = """
 import multiprocessing, os, sys
 def serve(launcher):
     __import__(launcher)
-    from inferscope.adapters.sglang import register
+    from inferscope.adapters.sglang.plugin import register
     register()
     registry = sys.modules.get("sglang.srt.plugins.hook_registry")
     print(len(registry.HookRegistry.placed) if registry else 0)
@@ -91,7 +91,9 @@ def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
             [
                 "inferscope",
                 "inferscope.adapters",
+                "inferscope.adapters.registry",
                 "inferscope.adapters.sglang",
+                "inferscope.adapters.sglang.plugin",
                 "inferscope.errors",
                 "inferscope.observing",
             ]
@@ -105,7 +107,7 @@ def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) 
     names += ("continue_generation", "pause_generation")
     assert placed == str([f"{prefix}.{name}" for name in names])
     assert not said
-    assert "inferscope.adapters.sglang_hooks" in loaded
+    assert "inferscope.adapters.sglang.hooks" in loaded
 
 
 def test_a_server_in_a_child_process_is_observed_as_one_engine(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from inferscope.adapters import sglang_hooks
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.sglang_hooks import SchedulerHooks
-from inferscope.adapters.sglang_scheduler import SchedulerWatch
+from inferscope.adapters.sglang import hooks as sglang_hooks
+from inferscope.adapters.sglang.hooks import SchedulerHooks
+from inferscope.adapters.sglang.scheduler import SchedulerWatch
 from inferscope.probe import Probe
 from inferscope.probe.deferred import OVERDUE_NS
 from inferscope.probe.timers import EventTimer, StepTimer

@@ -23,14 +23,9 @@ import torch
 from msgspec import structs
 
 import inferscope
-from inferscope.adapters import (
-    hf_batching,
-    hf_batching_hooks,
-    hf_generate,
-    live_table,
-    recorder,
-    transformers,
-)
+from inferscope.adapters import live_table, recorder
+from inferscope.adapters.transformers import batching, batching_hooks, generate
+from inferscope.adapters.transformers import hooks as transformers
 from inferscope.errors import BadInput
 from inferscope.records import (
     DECODE,
@@ -179,7 +174,7 @@ def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
 ) -> None:
     facts = []
     for defers in (False, True):
-        monkeypatch.setattr(hf_generate, "is_asynchronous", lambda model, defers=defers: defers)
+        monkeypatch.setattr(generate, "is_asynchronous", lambda model, defers=defers: defers)
         with inferscope.observe(model) as seen:
             WAYS[way](model)
             ring = seen.path
@@ -193,7 +188,7 @@ def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
 def test_continuous_batching_tells_every_token_behind_launches_too(
     num_blocks: int, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_batching_hooks, "is_asynchronous", lambda model: True)
+    monkeypatch.setattr(batching_hooks, "is_asynchronous", lambda model: True)
     with inferscope.observe(model):
         outputs = batched(model, num_blocks=num_blocks)
     told = Exported(tmp_path)
@@ -399,7 +394,7 @@ def test_steps_without_an_outcome_switch_the_hooks_off(
     model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = batched(model)
-    monkeypatch.setattr(hf_batching.Batcher, "update_begins", lambda _: None)
+    monkeypatch.setattr(batching.Batcher, "update_begins", lambda _: None)
     with inferscope.observe(model) as seen:
         assert batched(model) == expected
     (said,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
@@ -412,14 +407,14 @@ def test_requests_that_never_end_are_dropped_from_the_oldest(
 ) -> None:
     monkeypatch.setattr(live_table.LiveTable.__init__, "__kwdefaults__", {"most": 2})
     sizes = []
-    enter = hf_batching.Batcher._enter
+    enter = batching.Batcher._enter
 
     def enters(batcher: Any, *args: Any, **kwargs: Any) -> Any:
         track = enter(batcher, *args, **kwargs)
         sizes.append(len(batcher._tracks))
         return track
 
-    monkeypatch.setattr(hf_batching.Batcher, "_enter", enters)
+    monkeypatch.setattr(batching.Batcher, "_enter", enters)
     with inferscope.observe(model) as seen:
         batched(model, new_tokens=2)
     assert max(sizes) == 2
@@ -437,7 +432,7 @@ def test_a_fault_keeps_no_kv_cache(
 
     caches: weakref.WeakSet[Any] = weakref.WeakSet()
     make = PagedAttentionCache.__init__
-    real = getattr(hf_batching.Batcher, hook)
+    real = getattr(batching.Batcher, hook)
 
     def made(cache: Any, *args: Any, **kwargs: Any) -> None:
         caches.add(cache)
@@ -448,7 +443,7 @@ def test_a_fault_keeps_no_kv_cache(
         raise ZeroDivisionError("a hook's own fault")
 
     monkeypatch.setattr(PagedAttentionCache, "__init__", made)
-    monkeypatch.setattr(hf_batching.Batcher, hook, fails)
+    monkeypatch.setattr(batching.Batcher, hook, fails)
     with inferscope.observe(model):
         batched(model, new_tokens=2)
         assert "a hook's own fault" in caplog.text
@@ -537,7 +532,7 @@ def test_an_interrupt_while_a_call_begins_costs_that_call_alone(
 
 
 def test_interrupts_at_all_lines_of_a_call_cost_no_later_call(model: Any) -> None:
-    modules = {transformers.__file__, hf_generate.__file__, recorder.__file__}
+    modules = {transformers.__file__, generate.__file__, recorder.__file__}
     begins_and_ends = {
         *("generate", "loop", "_begin", "_leave", "__init__", "leave", "_finish"),
         *("take", "give_back", "give_back_own"),
@@ -757,12 +752,12 @@ HOOKS = [
     (transformers.Session, "patch_model", "plain"),
     (recorder.Recorders, "take", "plain"),
     *(
-        (hf_generate.MainLoop, name, "plain")
+        (generate.MainLoop, name, "plain")
         for name in ("forward_begins", "forward_ends", "tokens_chosen", "turn", "leave")
     ),
-    *((hf_generate.DraftLoop, name, "drafted") for name in ("forward_begins", "forward_ends")),
+    *((generate.DraftLoop, name, "drafted") for name in ("forward_begins", "forward_ends")),
     *(
-        (hf_batching.Batcher, name, "batching")
+        (batching.Batcher, name, "batching")
         for name in (
             "plan_begins", "waits", "batch_chosen", "plan_ends", "step_begins", "step_ends",
             "update_begins", "update_ends", "close",

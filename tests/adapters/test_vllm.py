@@ -24,25 +24,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from inferscope.adapters import (
-    vllm_core,
-    vllm_frontend,
-    vllm_kept,
-    vllm_steps,
-    vllm_tag,
-    vllm_worker,
-)
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_frontend import FrontEndHooks, asked_of
-from inferscope.adapters.vllm_kept import Kept
-from inferscope.adapters.vllm_steps import Core
-from inferscope.adapters.vllm_worker import WorkerHooks
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import RingSource, catch_up
+from inferscope.adapters.vllm import core as vllm_core
+from inferscope.adapters.vllm import frontend as vllm_frontend
+from inferscope.adapters.vllm import kept as vllm_kept
+from inferscope.adapters.vllm import steps as vllm_steps
+from inferscope.adapters.vllm import tag as vllm_tag
+from inferscope.adapters.vllm import worker as vllm_worker
+from inferscope.adapters.vllm.core import CoreHooks
+from inferscope.adapters.vllm.frontend import FrontEndHooks, asked_of
+from inferscope.adapters.vllm.kept import Kept
+from inferscope.adapters.vllm.steps import Core
+from inferscope.adapters.vllm.worker import WorkerHooks
+from inferscope.fold.finals import FinalRequest, FinalStep
 from inferscope.probe import Marks, Probe
 from inferscope.probe.timers import EventTimer
+from inferscope.readers.source import RingSource, catch_up
 from inferscope.records import (
     DECODE,
     LAST_CHUNK,
@@ -1040,7 +1038,7 @@ def test_all_hooks_are_taken_back(rings: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> None:
     program = (
         "import sys\n"
-        "from inferscope.adapters.vllm import register\n"
+        "from inferscope.adapters.vllm.plugin import register\n"
         "register(); register()\n"
         "print(*sorted(name for name in sys.modules if name.startswith('inferscope')))\n"
     )
@@ -1056,7 +1054,9 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
     quiet = [
         "inferscope",
         "inferscope.adapters",
+        "inferscope.adapters.registry",
         "inferscope.adapters.vllm",
+        "inferscope.adapters.vllm.plugin",
         "inferscope.errors",
         "inferscope.observing",
     ]
@@ -1064,7 +1064,7 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         assert names == quiet
         assert told.stderr == ""
     else:
-        assert "inferscope.adapters.vllm_core" in names
+        assert "inferscope.adapters.vllm.core" in names
         assert told.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
 
 
@@ -1073,7 +1073,7 @@ def registered_after(broken: str) -> str:
     program = f"""
 import logging, sys
 {broken}
-from inferscope.adapters.vllm import register
+from inferscope.adapters.vllm.plugin import register
 register()
 print("served")
 """
@@ -1097,7 +1097,7 @@ def test_an_installation_that_is_broken_leaves_vllm_running(broken: str) -> None
 
 def test_a_log_that_raises_leaves_vllm_running_too() -> None:
     registered_after(
-        "sys.modules['inferscope.adapters.vllm_hooks'] = None\n"
+        "sys.modules['inferscope.adapters.vllm.hooks'] = None\n"
         "logging.getLogger('inferscope').addFilter(lambda record: 1 / 0)"
     )
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from inferscope.adapters import vllm_tag, vllm_worker
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.adapters.vllm import tag as vllm_tag
+from inferscope.adapters.vllm import worker as vllm_worker
+from inferscope.adapters.vllm.core import CoreHooks
+from inferscope.adapters.vllm.worker import WorkerHooks
 from inferscope.probe import Marks
 from inferscope.probe.timers import EventTimer
 from inferscope.records import Emitted, ProbeHealth, RequestEvent, StepPlan, StepSlices, StepSpan
@@ -34,8 +35,8 @@ from tests.probe.fakes import FakeClock, make_probe, of
 TEAM = Options(num_blocks=40, lives=[(3, 12)] * 3)
 STOPPING = """
 import functools, os, signal, sys
-from inferscope.adapters import vllm_worker
-from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.adapters.vllm import worker as vllm_worker
+from inferscope.adapters.vllm.worker import WorkerHooks
 from inferscope.probe.timers import EventTimer
 from tests.adapters import toy_vllm
 from tests.adapters.test_vllm import DoneEvents, hooked

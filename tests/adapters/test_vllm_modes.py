@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferscope.adapters.vllm_modes import Modes, modes_of
+from inferscope.adapters.vllm.modes import Modes, modes_of
 
 BOTH = Modes("graph", "piecewise", (1, 2, 4, 8))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.adapters.vllm_phases import Part, Progress, part_of
+from inferscope.adapters.vllm.phases import Part, Progress, part_of
 from inferscope.records import DECODE, LAST_CHUNK, PREFILL, RECOMPUTED, VERIFY, RequestIndex
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferscope.adapters.vllm_transfers import Group, Transfers, groups_of, num_bytes
+from inferscope.adapters.vllm.transfers import Group, Transfers, groups_of, num_bytes
 
 
 def test_a_block_is_sent_whole() -> None:

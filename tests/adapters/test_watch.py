@@ -11,7 +11,7 @@ import pytest
 from inferscope.adapters import llama_cpp, watch
 from inferscope.adapters.watch import Watch, run_locked
 from inferscope.probe import probe as probe_module
-from inferscope.probe.forked_lock import forked_lock
+from inferscope.probe.forked_locks import forked_lock
 from inferscope.probe.opening import make_ring
 from tests.adapters.test_llama_cpp import Llama
 from tests.ring.interrupted_lock import InterruptedLock, is_free

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from inferscope.collector.expansion import Expansion
+from inferscope.readers.expansion import Expansion
 from inferscope.records import (
     EVENTS,
     Emitted,

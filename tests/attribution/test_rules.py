@@ -15,7 +15,7 @@ from inferscope.attribution.rules import (
     column_ns,
     parts,
     price_steps,
-    shares_ns,
+    rule_shares_ns,
 )
 from inferscope.cost.model import StepModel
 from inferscope.cost.step_table import RowsOfMembers, StepTable
@@ -113,7 +113,7 @@ def test_a_request_that_adds_nothing_pays_its_own_by_any_rule(
 def test_whole_nanoseconds_sum_to_the_time_by_any_rule(
     rule: str, model: StepModel, step: tuple[StepTable, list[int]], busy_ns: int
 ) -> None:
-    shares = shares_ns(rule, priced_of(model, *step), np.array([busy_ns]))
+    shares = rule_shares_ns(rule, priced_of(model, *step), np.array([busy_ns]))
     assert int(shares.sum()) == busy_ns
     assert (shares >= 0).all()
 
@@ -136,8 +136,8 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
         np.tile(np.arange(len(tokens)), 2), two_rows, np.array([len(two_rows)])
     )
     of = Components(model, table, 0)
-    by_row = shares_ns(rule, price_steps([of]), np.array([busy_ns]))
-    by_request = shares_ns(rule, priced_of(model, batch, prefills), np.array([busy_ns]))
+    by_row = rule_shares_ns(rule, price_steps([of]), np.array([busy_ns]))
+    by_request = rule_shares_ns(rule, priced_of(model, batch, prefills), np.array([busy_ns]))
     assert int(by_row.sum()) == busy_ns
     assert (by_row[len(tokens) :][cut == 0] <= 1).all()  # nothing, but for a rounded nanosecond
     assert np.abs(by_row.reshape(2, -1).sum(axis=0) - by_request).max() <= 3
@@ -148,7 +148,7 @@ def test_a_request_in_two_phases_pays_once_by_tokens(
 def test_steps_of_a_table_are_divided_as_each_by_itself(
     rule: str, model: StepModel, steps: list[tuple[StepTable, list[int]]]
 ) -> None:
-    divide = shares_ns if rule in RULES else column_ns
+    divide = rule_shares_ns if rule in RULES else column_ns
     of = [Components(model, table_of(batch, prefills), 0) for batch, prefills in steps]
     busy_ns = np.arange(len(of)) * 1_000_003 + 999
     each = [
@@ -161,7 +161,7 @@ def test_steps_of_a_table_are_divided_as_each_by_itself(
 def test_a_model_that_knows_no_cost_takes_all_as_equal(rule: str) -> None:
     batch = batch_of([5, 1, 1], [0, 9, 80], [0, 1, 1])
     of = priced_of(model_of(np.zeros_like(N)), batch, [0])
-    divide = shares_ns if rule in RULES else column_ns
+    divide = rule_shares_ns if rule in RULES else column_ns
     assert divide(rule, of, np.array([9])).tolist() == [3, 3, 3]
 
 
@@ -363,7 +363,7 @@ def test_a_request_alone_pays_the_whole_step_by_any_rule(
     model: StepModel, tokens: int, context: int, busy_ns: int
 ) -> None:
     of = priced_of(model, batch_of([tokens], [context], [1]), [0])
-    assert {int(shares_ns(rule, of, np.array([busy_ns]))[0]) for rule in RULES} == {busy_ns}
+    assert {int(rule_shares_ns(rule, of, np.array([busy_ns]))[0]) for rule in RULES} == {busy_ns}
     assert all(
         abs(int(column_ns(name, of, np.array([busy_ns]))[0]) - busy_ns) <= 1 for name in COLUMNS
     )

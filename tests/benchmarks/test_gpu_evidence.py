@@ -22,7 +22,7 @@ import torch
 
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import CounterSample
-from tests.counters.recorded_nvml import H200, RecordedLibrary, Recording
+from tests.sampler.recorded_nvml import H200, RecordedLibrary, Recording
 
 MS = 1_000_000
 WINDOW_NS = MS // 2

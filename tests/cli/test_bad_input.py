@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.cli import demo as demo_command
+from inferscope.cli.demo import command as demo_command
 from tests.children import child
 from tests.cli.running import Run, inferscope
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from inferscope.calibration import Calibration, stored
-from inferscope.cli.calibrate import document_of
+from inferscope.cli.calibrate.command import document_of
 from inferscope.cli.main import main
-from inferscope.collector.source import RingSource
 from inferscope.engine import EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
+from inferscope.readers.source import RingSource
 from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 

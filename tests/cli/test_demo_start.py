@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from inferscope.cli.demo import wait_until_ready
-from inferscope.cli.demo_engine import DemoSource, EngineFailed, Host
-from inferscope.cli.demo_link import Ready
+from inferscope.cli.demo.command import wait_until_ready
+from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host
+from inferscope.cli.demo.link import Ready
 from inferscope.tui.app import InferScopeApp
 from tests.tui.live_screen import Screen, play
 from tests.tui.scenes import MovingSource

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import COMMANDS, build_parser
-from inferscope.collector.source import open_source
 from inferscope.exporting import load_exporter
-from tests.report.test_why import SAMPLE
+from inferscope.readers.source import open_source
+from tests.insight.test_why import SAMPLE
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

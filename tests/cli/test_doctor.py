@@ -11,13 +11,13 @@ import pytest
 
 from inferscope.adapters.needs.vllm import VLLM
 from inferscope.calibration import CACHE_VARIABLE, cpu_name, store
-from inferscope.cli.doctor import examine
-from inferscope.cli.doctor_device import devices, tracing
-from inferscope.counters.source import has_nvidia
+from inferscope.cli.doctor.command import examine
+from inferscope.cli.doctor.device import devices, tracing
 from inferscope.ring import discovery
 from inferscope.ring.discovery import boot_id
 from inferscope.ring.layout import MIN_CAPACITY, Identity
 from inferscope.ring.writer import RingWriter
+from inferscope.sampler.source import has_nvidia
 from tests.adapters.engine_source import environment
 from tests.cli.namesake import unpack
 from tests.cli.running import inferscope

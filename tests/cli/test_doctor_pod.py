@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from inferscope.cli.doctor_pod import IN_A_POD, pod
+from inferscope.cli.doctor.pod import IN_A_POD, pod
 from tests.cli.running import inferscope
 from tests.dashboards.test_kubernetes import Way
 

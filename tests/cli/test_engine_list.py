@@ -20,7 +20,7 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.ring.discovery import find_engines
 from tests.children import child
 from tests.cli.running import inferscope
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 
 LLAMA = EngineInfo(0, "vLLM", "0.32", model="/models/x", served_name="meta-llama/Llama-3.1-8B")
 QWEN = EngineInfo(0, "SGLang", "0.5.23", model="Qwen/Qwen3-8B")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import inferscope
+from tests.insight.test_why import SAMPLE
 from tests.probe.fakes import FakeClock, make_probe
-from tests.report.test_why import SAMPLE
 
 COMMAND = (sys.executable, "-m", "inferscope", "export")
 

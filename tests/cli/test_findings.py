@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.running import inferscope
 from tests.cli.test_bad_input import one_line
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 
 def engines(*asked: str, rings: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 
 from inferscope.cli.main import COMMANDS
 from tests.cli.running import ANY_PORT, SHORT, inferscope, inferscope_cold
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from inferscope.cli import load_run
+from inferscope.cli.load import run as load_run
 from inferscope.cli.main import main
 from tests.children import child
 from tests.cli.running import ROOT, inferscope

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.running import Run, inferscope, running_engine
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 
 class Killed:

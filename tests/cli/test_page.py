@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import inferscope, inferscope_cold
-from tests.collecting.running import collecting, engine_by_hand, eventually
+from tests.daemon.running import collecting, engine_by_hand, eventually
 from tests.metrics_page.page_server import serving
 
 

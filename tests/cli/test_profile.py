@@ -15,10 +15,10 @@ import pytest
 from inferscope.cli import profile
 from inferscope.cli.profile import step_records
 from inferscope.errors import BadInput, InferScopeError
+from inferscope.insight.kernels import steps_of
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.profiling import Profiling
 from inferscope.records import DECODE, PREFILL
-from inferscope.report.kernels import steps_of
 from inferscope.ring.discovery import RingFile, find_engines
 from inferscope.ring.layout import Identity
 from inferscope.ring.profile_request import (

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import main
-from inferscope.collector.source import final_books, open_replay, recorded
+from inferscope.readers.source import final_books, open_replay, recorded
 from inferscope.ring.recording import RecordingWriter
-from tests.collector.scripts import MS, Finals, Script, assert_all_closes
 from tests.cost.truth import Truth, traffic
+from tests.fold.scripts import MS, Finals, Script, assert_all_closes
 
 NUM_STEPS = 120
 

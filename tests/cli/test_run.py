@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 import inferscope
-from inferscope.collecting.lock import LOCK_NAME
+from inferscope.daemon.lock import LOCK_NAME
 from inferscope.records import CLOSED, CounterSample, ProbeHealth
 from inferscope.ring.discovery import find_engines, sampler_rings
 from tests.children import child

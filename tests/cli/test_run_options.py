@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.cli.run import _engine
-from inferscope.cli.run_target import _options, find_target
+from inferscope.cli.run.command import _engine
+from inferscope.cli.run.target import _options, find_target
 from tests.cli.running import inferscope as run_inferscope
 from tests.cli.test_run import ROOT, executable, run, script
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.children import child
 from tests.cli.running import ANY_PORT, inferscope
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 _SLO = """
 slos:

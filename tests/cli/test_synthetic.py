@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from inferscope.collector.source import catch_up, open_source
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.identity import identity
+from inferscope.readers.source import catch_up, open_source
 from inferscope.records import DECODE, PREFILL, SAMPLER_ROLE, CounterSample, Keyframe, encode
 from inferscope.ring.layout import STARTS_KEYFRAME
 from inferscope.ring.writer import RingWriter

@@ -19,7 +19,7 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.records import PREFILL
 from tests.children import child
 from tests.cli.running import inferscope, inferscope_cold
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 

@@ -23,12 +23,13 @@ PRELOADED = (
     *(
         f"inferscope.cli.{command}"
         for command in (
-            *("attach", "collect", "doctor", "export", "findings", "load", "page", "replay"),
-            *("run", "sampler", "shares", "slo", "switch", "why", "help", "version"),
+            *("attach.command", "attach.page", "collect", "doctor.command", "export", "findings"),
+            *("load.command", "replay", "run.command", "sampler", "shares", "slo.command"),
+            *("slo.check", "slo.rules", "switch", "why", "help", "version"),
         )
     ),
-    "inferscope.tui.once",
-    "inferscope.tui.page_lines",
+    "inferscope.text.once",
+    "inferscope.text.page.lines",
     "inferscope_jsonl",
 )
 

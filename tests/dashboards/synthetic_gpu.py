@@ -18,8 +18,6 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferscope.counters.sampler_ring import SamplerRing
-from inferscope.counters.source import facts, sample
 from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.clock import SystemClock
 from inferscope.probe.identity import identity
@@ -34,6 +32,8 @@ from inferscope.records import (
 )
 from inferscope.ring.discovery import ring_directory
 from inferscope.ring.writer import RingWriter
+from inferscope.sampler.sampler_ring import SamplerRing
+from inferscope.sampler.source import facts, sample
 from tests.metrics_page.page_server import serving
 
 UUID = "5f0e7e71-c000-4000-8000-000000000001"

@@ -14,8 +14,8 @@ import yaml
 from inferscope_prometheus.page import MOST_LABEL
 from inferscope_prometheus.settings import read_settings
 
-from inferscope.collecting.config import read_config
-from inferscope.collecting.exporter_set import make_exporters
+from inferscope.daemon.config import read_config
+from inferscope.daemon.exporter_set import make_exporters
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules_routing import routing
 from tests import debian

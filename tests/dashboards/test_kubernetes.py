@@ -17,9 +17,9 @@ from inferscope_prometheus.page import MOST_LABEL
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.cli.main import build_parser
-from inferscope.collecting.config import Config, read_config
-from inferscope.collecting.exporter_set import FLUSH_S, make_exporters
-from inferscope.collecting.lock import LOCK_NAME
+from inferscope.daemon.config import Config, read_config
+from inferscope.daemon.exporter_set import FLUSH_S, make_exporters
+from inferscope.daemon.lock import LOCK_NAME
 from inferscope.probe.identity import engine_id
 from inferscope.slo.objectives import read_objectives
 from tests.dashboards.kubernetes_schema import (

@@ -17,7 +17,7 @@ import pytest
 
 from tests import debian
 from tests.children import child
-from tests.collecting.running import LATEST_S, collecting, eventually
+from tests.daemon.running import LATEST_S, collecting, eventually
 from tests.dashboards import synthetic_gpu as made_up
 from tests.dashboards.reading import Query, dashboards, panels, queries
 from tests.dashboards.server import Prometheus, prometheus
@@ -65,7 +65,7 @@ def load(rings: Path) -> Iterator[str]:
         "options": {"token_budget": 40, "max_running": 16, "num_blocks": 144},
     }
     commands = {
-        "reference": ["inferscope.cli.demo_start", json.dumps(settings)],
+        "reference": ["inferscope.cli.demo.start", json.dumps(settings)],
         "made-up": [made_up.__name__, "made-up"],
     }
     with ExitStack() as stack:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from inferscope.collector.source import RingSource
 from inferscope.engine import BadRequest, Engine, Output, QueueFull, Sampling
 from inferscope.engine.load import describe
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
+from inferscope.readers.source import RingSource
 from inferscope.records import DECODE, RECOMPUTED
 from tests.engine.checkpoints import prompts
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.collector.source import RingSource
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.remote import RemoteRunner, WorkerLost
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
+from inferscope.readers.source import RingSource
 from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.checkpoints import prompts
 from tests.probe.fakes import of, tokens_of_slices, tokens_signed

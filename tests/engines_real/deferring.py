@@ -5,6 +5,6 @@ from __future__ import annotations
 import os
 
 if os.environ.get("DEFERS") == "1":
-    from inferscope.adapters import sglang_hooks
+    from inferscope.adapters.sglang import hooks as sglang_hooks
 
     sglang_hooks.is_asynchronous = lambda scheduler: True

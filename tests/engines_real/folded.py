@@ -10,9 +10,9 @@ from typing import Any
 from inferscope_otlp import OtlpExporter
 from inferscope_prometheus import PrometheusExporter
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
-from tests.collecting.running import Scrape
+from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.readers.source import catch_up, open_source
+from tests.daemon.running import Scrape
 from tests.exporters.otlp.sink import receiving
 
 

@@ -36,9 +36,10 @@ class Saboteur:
 
     def install(self) -> None:
         """Stand in front of every hook."""
-        from inferscope.adapters import edge, sglang_hooks
-        from inferscope.adapters.sglang_frontend import FrontEndWatch
-        from inferscope.adapters.sglang_scheduler import SchedulerWatch
+        from inferscope.adapters import edge
+        from inferscope.adapters.sglang import hooks as sglang_hooks
+        from inferscope.adapters.sglang.frontend import FrontEndWatch
+        from inferscope.adapters.sglang.scheduler import SchedulerWatch
 
         for owner, names in (
             (SchedulerWatch, CORE),

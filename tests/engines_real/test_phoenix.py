@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from inferscope_otlp import OtlpExporter
 
-from inferscope.collector.source import catch_up, open_source
+from inferscope.readers.source import catch_up, open_source
 from tests.children import child
 from tests.exporters.otlp.conftest import DEMO, Finals
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from inferscope.report.kernels import BETWEEN
+from inferscope.insight.kernels import BETWEEN
 from inferscope.ring.discovery import find_engines
 from tests.engines_real import test_transformers as transformers
 from tests.engines_real.clients import Ask, ask_all

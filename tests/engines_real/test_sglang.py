@@ -61,7 +61,7 @@ def test_sglang_loads_nothing_of_ours_unless_asked(tmp_path: Path) -> None:
         assert "unsupported" not in done.stderr
     modules = ["", ".adapters", ".adapters.sglang", ".errors", ".observing"]
     assert loaded["0"] == [f"inferscope{module}" for module in modules]
-    assert "inferscope.adapters.sglang_hooks" in loaded["1"]
+    assert "inferscope.adapters.sglang.hooks" in loaded["1"]
 
 
 def _prompt(seed: int, num_tokens: int) -> list[int]:

@@ -163,8 +163,8 @@ def test_vllm_loads_nothing_of_ours_unless_asked(tmp_path: Path, is_on: str) -> 
     )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("loaded"))
     loaded = set(line.split()[1:])
-    assert "inferscope.adapters.vllm" in loaded
-    assert ("inferscope.adapters.vllm_hooks" in loaded) == (is_on == "1")
+    assert "inferscope.adapters.vllm.plugin" in loaded
+    assert ("inferscope.adapters.vllm.hooks" in loaded) == (is_on == "1")
     if is_on == "0":
         assert not any(name.startswith("inferscope.probe") for name in loaded)
         assert not (tmp_path / "rings").exists()

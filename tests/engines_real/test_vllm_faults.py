@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_frontend import FrontEndHooks
-from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.adapters.vllm.core import CoreHooks
+from inferscope.adapters.vllm.frontend import FrontEndHooks
+from inferscope.adapters.vllm.worker import WorkerHooks
 from tests.engines_real.clients import Ask, ask_all, mixed_asks
 from tests.engines_real.vllm_server import needs_vllm, serving, stop
 
 pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(300)]
 
 SABOTAGE = """
-from inferscope.adapters import vllm_frontend, vllm_steps, vllm_worker
+from inferscope.adapters.vllm import frontend as vllm_frontend
+from inferscope.adapters.vllm import steps as vllm_steps
+from inferscope.adapters.vllm import worker as vllm_worker
 
 def broken(*args, **kwargs):
     raise RuntimeError("our own mistake")
@@ -48,9 +50,9 @@ EVERY_HOOK_FAILS = """
 import functools, itertools, sys
 from inferscope.adapters import edge
 from inferscope.adapters.patching import Patches
-from inferscope.adapters.vllm_core import CoreHooks
-from inferscope.adapters.vllm_frontend import FrontEndHooks
-from inferscope.adapters.vllm_worker import WorkerHooks
+from inferscope.adapters.vllm.core import CoreHooks
+from inferscope.adapters.vllm.frontend import FrontEndHooks
+from inferscope.adapters.vllm.worker import WorkerHooks
 
 def failing(owner, name):
     hook, calls = getattr(owner, name), itertools.count()

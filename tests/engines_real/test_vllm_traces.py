@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inferscope_otlp import OtlpExporter
 
-from inferscope.collector.source import catch_up, open_source
+from inferscope.readers.source import catch_up, open_source
 from tests.engines_real.vllm_server import Server, export, needs_vllm, serving, stop
 from tests.exporters.otlp.sink import Received, receiving
 

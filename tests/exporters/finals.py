@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inferscope.collector.finals import FinalStep
-from inferscope.collector.snapshot import Snapshot
+from inferscope.fold.finals import FinalStep
+from inferscope.fold.snapshots import Snapshot
 
 HOUR_S = 3600
 T0_S = 1_800_000_000 // HOUR_S * HOUR_S

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferscope.load.arrivals import bursts, poisson
 from inferscope.load.http import parts_of
 from inferscope.load.lengths import parse_lengths
-from inferscope.load.plan import MIX, Composer, of_kind, of_lengths, plan, stream
+from inferscope.load.planning import MIX, Composer, of_kind, of_lengths, plan, stream
 from inferscope.load.prompts import WORDS, WordPrompts
 from inferscope.load.workload import KINDS, PlannedRequest
 

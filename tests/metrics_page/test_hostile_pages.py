@@ -17,10 +17,10 @@ from inferscope_prometheus.coverage import own_count
 
 from inferscope.errors import BadInput, NotFound
 from inferscope.metrics_page.dialects import dialect_of
-from inferscope.metrics_page.fetch import MetricsPage, PageSample, fetch, page_url
+from inferscope.metrics_page.fetching import MetricsPage, PageSample, fetch, page_url
 from inferscope.metrics_page.reading import read
 from inferscope.metrics_page.view import make_view
-from inferscope.tui.page_lines import page_text
+from inferscope.text.page.lines import page_text
 from tests.metrics_page.page_server import serving
 
 PAGE = b"vllm:num_requests_running 3\n"

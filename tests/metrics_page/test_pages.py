@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from inferscope.errors import BadInput, NotFound
 from inferscope.metrics_page.dialects import DIALECTS, dialect_of
-from inferscope.metrics_page.fetch import fetch, page_url
+from inferscope.metrics_page.fetching import fetch, page_url
 from inferscope.metrics_page.reading import PageHistogram, between, quantiles, read
 from inferscope.metrics_page.view import PageSource, PageView
-from inferscope.tui.page_lines import LABEL, page_text
+from inferscope.text.page.lines import LABEL, page_text
 from tests.metrics_page.page_server import serving
 
 PAGES = Path(__file__).parent / "pages"

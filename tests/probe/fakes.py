@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from inferscope.collector.expansion import Expansion
 from inferscope.probe import EngineInfo, Probe
+from inferscope.readers.expansion import Expansion
 from inferscope.records import PREFILL, Record, StepSlices, StepSpan, UnknownRecord, decode
 from inferscope.ring.control import open_control
 from inferscope.ring.layout import MIN_CAPACITY, Identity

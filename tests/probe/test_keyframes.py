@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.collector.fold import Collector
+from inferscope.fold.fold import Collector
 from inferscope.probe import Probe
 from inferscope.probe.log import _ROWS_AT_ONCE, _ROWS_PER_RECORD
 from inferscope.probe.requests import MAX_LIVE, RequestTable

@@ -26,7 +26,7 @@ from inferscope.ring.profile_request import (
     trace_path,
     withdraw,
 )
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 
 TRACE = '{"traceEvents": []}\n'
 

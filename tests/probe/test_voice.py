@@ -16,7 +16,7 @@ import pytest
 
 from inferscope.probe import voice
 from inferscope.probe.voice import note, warn, would_block
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 
 PROGRAM = """
 import logging

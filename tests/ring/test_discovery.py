@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.targets import engine_of, rings_of
-from inferscope.collecting.lock import only_collector
+from inferscope.daemon.lock import only_collector
 from inferscope.errors import InferScopeError, NotFound, RingUnavailable
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import SAMPLER_ROLE

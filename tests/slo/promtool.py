@@ -14,7 +14,7 @@ import yaml
 
 from inferscope.slo.objectives import read_objectives
 from inferscope.slo.rules import FAST_INTERVAL_S, RuleOptions, rule_file
-from inferscope.slo.rules_text import rules_text
+from inferscope.slo.rules_notes import rules_text
 from tests import debian
 
 SCRAPE_S = 15

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.collector.fold import Collector
-from inferscope.collector.judging import Judging
+from inferscope.fold.fold import Collector
+from inferscope.fold.judging import Judging
 from inferscope.records import FAILED, OFF, OVER_BUDGET
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import MOST_WARM_UP, Judge
-from tests.collector.scripts import MS, START_NS, Finals, Ring, Script
+from tests.fold.scripts import MS, START_NS, Finals, Ring, Script
 
 TTFT = Objective("ttft", "ttft", 1_000_000_000, 0.99, 86400 * 10**9)
 E2E = Objective("e2e", "e2e", 4_000_000_000, 0.99, 86400 * 10**9)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from inferscope.slo.rules_notes import routing_text
 from inferscope.slo.rules_routing import routing
-from inferscope.slo.rules_text import routing_text
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 from tests.telemetry.stack import Webhook, alertmanager
 
 pytestmark = pytest.mark.process

@@ -30,7 +30,7 @@ from inferscope.engine.server.parent import listen_to_parent
 from inferscope.load.arrivals import poisson
 from inferscope.load.lengths import parse_lengths
 from inferscope.load.open_loop import OpenLoop, ReceivedTokens
-from inferscope.load.plan import of_lengths, plan, stream
+from inferscope.load.planning import of_lengths, plan, stream
 from inferscope.load.prompts import WordPrompts
 from inferscope.load.workload import PlannedRequest
 from inferscope.probe import Probe

@@ -30,7 +30,7 @@ from inferscope.slo.rule_templates import HOUR_S
 from tests import debian
 from tests.children import child
 from tests.cli.running import ROOT, inferscope
-from tests.collecting.running import Collector, collecting, engine_by_hand, eventually
+from tests.daemon.running import Collector, collecting, engine_by_hand, eventually
 from tests.exporters.otlp.sink import Sink, receiving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 from tests.telemetry.way import request_of

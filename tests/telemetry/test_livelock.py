@@ -16,7 +16,7 @@ import pytest
 from inferscope.slo.rules_health import NOT_ADMITTING
 from tests import debian
 from tests.cli.running import inferscope
-from tests.collecting.running import collecting, eventually
+from tests.daemon.running import collecting, eventually
 from tests.engine.server.running import Server, Stream, serving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 

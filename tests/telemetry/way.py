@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 from inferscope_otlp import names
 
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 from tests.dashboards.reading import Json, dashboards, is_prometheus, panels, variables
 from tests.exporters.otlp.sink import Received, Sink
 from tests.telemetry.stack import Dot, Prometheus

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from inferscope.collector.snapshot import Snapshot
+from inferscope.fold.snapshots import Snapshot
 from inferscope.tui.app import InferScopeApp, SnapshotReady
 from tests.tui.scenes import moving_snapshot
 

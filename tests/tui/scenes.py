@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from inferscope.collector.snapshot import (
+from inferscope.fold.snapshots import (
     CountersView,
     EngineView,
     Health,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.tui.columns import column_at, columns_for, heading_line, order_rows, row_line
-from inferscope.tui.lines import text_of, width_of
+from inferscope.text.columns import column_at, columns_for, heading_line, order_rows, row_line
+from inferscope.text.lines import text_of, width_of
 from tests.tui.scenes import requests
 
 ROWS = requests()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from inferscope.collector.snapshot import Snapshot
 from inferscope.errors import UnreadableFile
+from inferscope.fold.snapshots import Snapshot
 from inferscope.tui.app import InferScopeApp, SnapshotReady, SourceFailed
 from inferscope.tui.source import Feed
 from tests.tui.live_screen import play, screen

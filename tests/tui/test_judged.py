@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import main
-from inferscope.collector.source import catch_up, open_source
-from inferscope.findings import RunSummarizer, findings
-from inferscope.tui.judged_source import JudgedSource
+from inferscope.insight.findings import RunSummarizer, findings
+from inferscope.insight.judged_source import JudgedSource
+from inferscope.readers.source import catch_up, open_source
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.tui.once import once_text
+from inferscope.text.once import once_text
 from tests.tui.live_screen import assert_golden
 from tests.tui.scenes import moving_snapshot, with_requests, with_view
 
@@ -58,7 +58,7 @@ def test_what_is_not_observed_is_said_with_the_reason_and_no_cause_is_shown() ->
 
 
 def test_the_text_needs_no_textual() -> None:
-    code = "import sys, inferscope.tui.once; print({'textual', 'rich'} & set(sys.modules))"
+    code = "import sys, inferscope.text.once; print({'textual', 'rich'} & set(sys.modules))"
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from inferscope.metrics_page.fetch import page_url
+from inferscope.metrics_page.fetching import page_url
 from inferscope.metrics_page.view import PageSource
+from inferscope.text.page.lines import LABEL
 from inferscope.tui.canvas import Canvas
 from inferscope.tui.page_app import PageApp
-from inferscope.tui.page_lines import LABEL
 from tests.metrics_page.page_server import serving
 
 MINUTE_NS = 60_000_000_000

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.collector.snapshot import (
+from inferscope.cost.verdict import split_verdict
+from inferscope.fold.snapshots import (
     NO_QUANTILES,
     CostModel,
     EngineView,
@@ -13,18 +14,17 @@ from inferscope.collector.snapshot import (
     RunFinding,
     Series,
 )
-from inferscope.cost.verdict import split_verdict
 from inferscope.records import CAUSES, DEVICE_SECONDS
-from inferscope.tui import panels
-from inferscope.tui.header import caveats, format_probe, header
-from inferscope.tui.labels import CAUSE_MEANINGS
-from inferscope.tui.lines import text_of, width_of
-from inferscope.tui.once import once_text
-from inferscope.tui.panels.causes import cause_rows
-from inferscope.tui.panels.ledger import equation, in_lifecycle_order, waterfall
-from inferscope.tui.panels.phases import phase_rows
-from inferscope.tui.panels.request import request_detail
-from inferscope.tui.scene import Scene
+from inferscope.text import panels
+from inferscope.text.header_line import caveats, format_probe, header
+from inferscope.text.labels import CAUSE_MEANINGS
+from inferscope.text.lines import text_of, width_of
+from inferscope.text.once import once_text
+from inferscope.text.panels.causes import cause_rows
+from inferscope.text.panels.ledger import equation, in_lifecycle_order, waterfall
+from inferscope.text.panels.phases import phase_rows
+from inferscope.text.panels.request import request_detail
+from inferscope.text.scene import Scene
 from tests.tui.scenes import MS, engine_view, moving_snapshot, requests, with_view
 
 ALL = [

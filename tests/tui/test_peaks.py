@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.collector.snapshot import CountersView, PhaseUse
-from inferscope.tui.panels.peaks import format_peaks
+from inferscope.fold.snapshots import CountersView, PhaseUse
+from inferscope.text.panels.peaks import format_peaks
 from tests.tui.scenes import engine_view
 
 USE = {"decode": PhaseUse(None, None, 2.9e12, 0.1e12, None)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.tui.plots import (
+from inferscope.text.plots import (
     bar,
     closed,
     columns,

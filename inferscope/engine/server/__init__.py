@@ -8,3 +8,15 @@
 The API servers do all work outside the step loop: HTTP, templates, tokenization, detokenization,
 stop strings. Per step, the core sends one message to each API server with outputs.
 """
+
+from inferscope.engine.server.launch import ServeSettings, Supervisor, listen
+from inferscope.engine.server.parent import Failed, listen_to_parent, send_to_parent
+
+__all__ = [
+    "Failed",
+    "ServeSettings",
+    "Supervisor",
+    "listen",
+    "listen_to_parent",
+    "send_to_parent",
+]

@@ -37,9 +37,7 @@ from inferscope.engine.server.metrics import CONTENT_TYPE, page
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import GenerationCall
 from inferscope.engine.server.stream import Headers, send_body, send_events, send_whole
-from inferscope.probe.headers import AllowedHeaders
-from inferscope.probe.parts import HEADER, Labels
-from inferscope.probe.place import server_place
+from inferscope.probe import HEADER, AllowedHeaders, Labels, server_place
 
 _NAME = re.compile(rb"[\x20-\x7e\x80-\xff]+")
 """Bytes allowed in a response header."""

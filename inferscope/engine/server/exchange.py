@@ -32,8 +32,7 @@ from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import GenerationCall
 from inferscope.engine.server.wire import Refusal, Refused
 from inferscope.engine.tokenizer import Tokenizer, encode_sections
-from inferscope.probe import LEAST_BLOCKED_NS, Probe
-from inferscope.probe.parts import Parts
+from inferscope.probe import LEAST_BLOCKED_NS, Parts, Probe
 from inferscope.records import finish_of_status
 
 LONG_PROMPT_CHARS = 20_000

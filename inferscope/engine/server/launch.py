@@ -25,7 +25,7 @@ import msgspec
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.server.parent import CORE_GONE, STOP, Failed, Ready, Stuck
 from inferscope.errors import BadInput, InferScopeError
-from inferscope.probe.identity import engine_id
+from inferscope.probe import engine_id
 
 _CORE = "engine"
 _CORE_EXIT_NOTICE_S = 1.0

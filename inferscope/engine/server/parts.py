@@ -20,7 +20,7 @@ from inferscope.engine.server.chat import text_of
 from inferscope.engine.server.errors import ApiError
 from inferscope.engine.server.protocol import Message
 from inferscope.engine.tokenizer import Sections
-from inferscope.probe.parts import bounded, is_name
+from inferscope.probe import bounded, is_name
 from inferscope.records import OTHER_PART
 
 Write: TypeAlias = Callable[[list[Message]], str]

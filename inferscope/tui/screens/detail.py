@@ -9,15 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from inferscope.collector.snapshot import RequestRow
+from inferscope.fold import RequestRow
+from inferscope.text import Line, Scene, fit_line, header, status_line
+from inferscope.text.panels import breadcrumb, request_detail
+from inferscope.text.plots import plain
 from inferscope.tui.canvas import Canvas
-from inferscope.tui.header import header, status_line
 from inferscope.tui.keys import DETAIL_KEYS, footer
-from inferscope.tui.lines import Line, fit_line
-from inferscope.tui.panels.request import breadcrumb, request_detail
-from inferscope.tui.plots import plain
 from inferscope.tui.request_table import RequestList
-from inferscope.tui.scene import Scene
 
 
 def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:

@@ -9,10 +9,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from inferscope.text import Line, Scene, frame
 from inferscope.tui.canvas import Canvas
 from inferscope.tui.keys import HELP, METHODS, Key
-from inferscope.tui.lines import Line, frame
-from inferscope.tui.scene import Scene
 
 Section = tuple[str, Sequence[Key]]
 

@@ -13,14 +13,10 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
-from inferscope.collector.snapshot import EngineView
 from inferscope.errors import BadInput
-from inferscope.tui.canvas import Canvas, Draw
-from inferscope.tui.filters import EVERYTHING, parse_filter
-from inferscope.tui.header import header, status_line
-from inferscope.tui.keys import FROZEN_KEYS, OVERVIEW_KEYS, ZOOM_KEYS, footer
-from inferscope.tui.lines import TRIANGLE, Line, fit_line, frame
-from inferscope.tui.panels import (
+from inferscope.fold import EngineView
+from inferscope.text import TRIANGLE, Line, Scene, fit_line, frame, header, status_line
+from inferscope.text.panels import (
     brief,
     causes,
     device_time,
@@ -29,9 +25,11 @@ from inferscope.tui.panels import (
     service_levels,
     tokens_per_second,
 )
-from inferscope.tui.plots import plain
+from inferscope.text.plots import plain
+from inferscope.tui.canvas import Canvas, Draw
+from inferscope.tui.filters import EVERYTHING, parse_filter
+from inferscope.tui.keys import FROZEN_KEYS, OVERVIEW_KEYS, ZOOM_KEYS, footer
 from inferscope.tui.request_table import RequestList
-from inferscope.tui.scene import Scene
 
 _PANELS_WIDTH, _PANELS_HEIGHT = 100, 32
 """Cells of the smallest terminal that shows the panels and the list."""

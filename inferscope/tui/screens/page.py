@@ -5,12 +5,11 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from inferscope.metrics_page.view import PageView
+from inferscope.metrics_page import PageView
+from inferscope.text import TRIANGLE, Line, Scene, fit_line
+from inferscope.text.page import page_lines
+from inferscope.text.plots import plain
 from inferscope.tui.canvas import Canvas
-from inferscope.tui.lines import TRIANGLE, Line, fit_line
-from inferscope.tui.page_lines import page_lines
-from inferscope.tui.plots import plain
-from inferscope.tui.scene import Scene
 
 _KEYS = " q quit   w window   t theme   ? help   from /metrics, once a second"
 

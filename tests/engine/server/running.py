@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferscope.collector.finals import FinalRequest
-from inferscope.collector.source import RingSource
+from inferscope.fold.finals import FinalRequest
+from inferscope.readers.source import RingSource
 from tests.children import child
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inferscope.engine.server.metrics import page
 from inferscope.engine.stats import EngineStats
-from inferscope.metrics_page.fetch import page_url
+from inferscope.metrics_page.fetching import page_url
 from inferscope.metrics_page.view import PageSource
 from tests import debian
 from tests.engine.server.running import Server, Stream, serving

@@ -9,9 +9,9 @@ import pytest
 from inferscope_otlp import OtlpExporter
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.snapshot import Snapshot
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.snapshots import Snapshot
+from inferscope.readers.source import catch_up, open_source
 
 DEMO = Path(__file__).parents[3] / "samples" / "demo.isr"
 

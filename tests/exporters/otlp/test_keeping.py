@@ -7,7 +7,7 @@ from inferscope_otlp import OtlpExporter
 from inferscope_otlp.trace_sampling import FAILURES
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest
+from inferscope.fold.finals import FinalRequest
 from inferscope.records import FINISHES
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving

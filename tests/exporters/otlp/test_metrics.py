@@ -10,8 +10,8 @@ from inferscope_otlp import OtlpExporter
 from inferscope_otlp.metrics import BOUNDS
 from msgspec.structs import replace
 
-from inferscope.collector.finals import DeviceHealth
-from inferscope.collector.snapshot import DeviceCounters, Snapshot
+from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.snapshots import DeviceCounters, Snapshot
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import Sink, attributes, receiving
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace as changed
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from inferscope.collector.counted import NAMES, Provenance, RequestCounters
-from inferscope.collector.finals import DeviceHealth, FinalRequest, KvTransfer
-from inferscope.collector.snapshot import DeviceCounters, Snapshot
+from inferscope.fold.finals import DeviceHealth, FinalRequest, KvTransfer
+from inferscope.fold.join.counted import NAMES, Provenance, RequestCounters
+from inferscope.fold.snapshots import DeviceCounters, Snapshot
 from inferscope.records import RECOMPUTED
 from inferscope.slo.verdicts import Judged
 from tests.exporters.otlp.conftest import Finals

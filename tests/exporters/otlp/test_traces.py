@@ -9,12 +9,12 @@ import pytest
 from inferscope_otlp import OtlpExporter
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest
+from inferscope.readers.source import catch_up, open_source
 from inferscope.records import PREFILL, QUEUED
-from tests.collector.scripts import Script
 from tests.exporters.otlp.conftest import DEMO, Finals
 from tests.exporters.otlp.sink import INTERNAL, Received, Sink, receiving
+from tests.fold.scripts import Script
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

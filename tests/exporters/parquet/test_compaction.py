@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 from tests.exporters.finals import HOUR_S, SECOND_NS, T0_S, step
 
 pytest.importorskip(

@@ -13,10 +13,10 @@ import pytest
 from inferscope.errors import BadInput
 from tests.children import child
 from tests.cli.running import inferscope
-from tests.collecting.running import collecting, engine_by_hand, eventually
-from tests.collecting.test_scrape import exported
+from tests.daemon.running import collecting, engine_by_hand, eventually
+from tests.daemon.test_scrape import exported
 from tests.exporters.finals import HOUR_S, SECOND_NS, T0_S, look, step
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 pytest.importorskip(
     "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.readers.source import catch_up, open_source
 from tests.cli.running import inferscope
-from tests.collecting.test_scrape import exported
+from tests.daemon.test_scrape import exported
 from tests.exporters.finals import look, step
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 pytest.importorskip("duckdb", reason="duckdb is not installed")
 pytest.importorskip(

@@ -9,15 +9,15 @@ import pytest
 from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
-from inferscope.collector.finals import KvTransfer
-from inferscope.collector.source import catch_up, open_source
 from inferscope.errors import BadInput
+from inferscope.fold.finals import KvTransfer
+from inferscope.readers.source import catch_up, open_source
 from inferscope.records import Record, Tick
 from tests.cli.running import inferscope
-from tests.collecting.test_scrape import exported
+from tests.daemon.test_scrape import exported
 from tests.exporters.finals import HOUR_S, T0_S, look, step
 from tests.exporters.otlp.conftest import Finals
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 pytest.importorskip(
     "pyarrow", reason='pyarrow is not installed: pip install "inferscope-llm[parquet]"'

@@ -14,13 +14,13 @@ from inferscope_perfetto import PerfettoExporter
 from inferscope_perfetto.events import microseconds
 from msgspec.structs import replace
 
-from inferscope.collector.finals import FinalRequest, FinalStep, KvTransfer, RunTotals
-from inferscope.collector.source import catch_up, open_source
+from inferscope.fold.finals import FinalRequest, FinalStep, KvTransfer, RunTotals
+from inferscope.readers.source import catch_up, open_source
 from inferscope.records import CounterSample, EngineInfo, Record, RingOpened, StepPlan
-from tests.collecting.test_scrape import exported
+from tests.daemon.test_scrape import exported
 from tests.exporters.finals import SECOND_NS, step
 from tests.exporters.perfetto.importer import Imported, Slice, imported, nanoseconds
-from tests.report.test_why import SAMPLE
+from tests.insight.test_why import SAMPLE
 
 TOTALS = RunTotals(1, 0, 0, 0, 0, "digest")
 

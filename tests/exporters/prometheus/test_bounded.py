@@ -14,7 +14,7 @@ from inferscope_prometheus.metric import gauge
 from inferscope_prometheus.page import MOST_LABEL, page
 
 from inferscope.errors import BadInput
-from tests.collecting.running import Scrape
+from tests.daemon.running import Scrape
 from tests.exporters.otlp.conftest import Finals
 
 

@@ -15,10 +15,10 @@ from inferscope_prometheus.names import REFUSALS
 
 from inferscope.errors import BadInput
 from inferscope.metrics_page.dialects import dialect_of
-from inferscope.metrics_page.fetch import MetricsPage, PageSample
+from inferscope.metrics_page.fetching import MetricsPage, PageSample
 from inferscope.metrics_page.reading import read
 from inferscope.records import FINISHES
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 
 _PAGE = """# HELP vllm:request_success_total Count
 # TYPE vllm:request_success_total counter

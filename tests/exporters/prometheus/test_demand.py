@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from inferscope_prometheus.demand import STALE_NS, demand_of
 
-from inferscope.collector.snapshot import EngineView
+from inferscope.fold.snapshots import EngineView
 from tests.exporters.otlp.conftest import Finals
 
 

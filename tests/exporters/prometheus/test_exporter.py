@@ -14,13 +14,13 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as read_open,
 )
 
-from inferscope.collecting.exporter_set import ExporterSet
-from inferscope.collector.finals import FinalRequest, FinalStep, TokenTime
-from inferscope.collector.snapshot import BudgetView, Promised, Snapshot
+from inferscope.daemon.exporter_set import ExporterSet
+from inferscope.fold.finals import FinalRequest, FinalStep, TokenTime
+from inferscope.fold.snapshots import BudgetView, Promised, Snapshot
 from inferscope.records import DECODE, VERIFY
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import ObjectiveCount
-from tests.collecting.running import Scrape, eventually
+from tests.daemon.running import Scrape, eventually
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
 

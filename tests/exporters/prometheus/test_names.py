@@ -20,8 +20,8 @@ from inferscope_prometheus.page import page
 from inferscope_prometheus.slo_families import slo_families
 from msgspec.structs import replace as changed
 
-from inferscope.collector.finals import DeviceHealth
-from inferscope.collector.snapshot import (
+from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.snapshots import (
     BudgetView,
     CountersView,
     DeviceCounters,
@@ -34,7 +34,7 @@ from inferscope.records import THROTTLES
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import ObjectiveCount
 from tests import debian
-from tests.collecting.running import Scrape
+from tests.daemon.running import Scrape
 from tests.exporters.otlp.conftest import Finals
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,7 @@ from inferscope_prometheus.server import ConnectionLimits, MetricsServer, tls_co
 from inferscope_prometheus.settings import read_settings
 
 from inferscope.errors import BadInput
-from tests.collecting.running import eventually
+from tests.daemon.running import eventually
 
 TOKEN = "a-token-of-some-length"
 

@@ -1,0 +1,158 @@
+"""Show the live screen of a running engine, with the history that its rings still hold.
+
+Without a target, the command attaches to the only running engine. If several run, it asks on a
+terminal which one to use, and lists them otherwise. A target is one of:
+
+  pid          of the engine, of a process that started it, or of one that it started
+  name         an engine ID, a model name, or the beginning of either
+  file         a recording (.isr), a ring (.ring) or a folder of rings, of exited processes too
+  URL          a server that is not observed: totals from its /metrics page, without a ledger
+
+--since and --at open the history: [ and ] step through it, End returns to the present. A time is a
+duration (-5m: five minutes before now, or before a file's end), a time of day (14:02:07) or a date
+(2026-01-31T14:02).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from inferscope.cli.arg_types import above_zero
+from inferscope.cli.attach.history import open_history
+from inferscope.cli.counters import sampler_hint
+from inferscope.cli.engine_list import ask_which, list_json
+from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
+from inferscope.cli.terminal import can_draw
+from inferscope.cli.time_args import accept_negative_times, at_time, since_time
+from inferscope.errors import NotFound
+from inferscope.fold import json_of
+from inferscope.insight import JudgedSource
+from inferscope.insight.findings import RunSummarizer
+from inferscope.readers import HistorySource, RecordingSource, RingSource, catch_up, open_source
+from inferscope.ring import EngineRings
+
+Source = JudgedSource | HistorySource
+_PATIENCE_S = 60.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    accept_negative_times(parser)
+    parser.add_argument(
+        "target",
+        nargs="?",
+        help="pid, model name, engine ID, file, folder or URL (default: the only running engine)",
+    )
+    past = parser.add_argument_group("history")
+    past.add_argument("--since", type=since_time, metavar="TIME", help="show history from TIME on")
+    past.add_argument("--at", type=at_time, metavar="TIME", help="open frozen at TIME")
+    how = parser.add_argument_group("output")
+    how.add_argument("--once", action="store_true", help="print one snapshot as text and exit")
+    how.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
+    how.add_argument(
+        "--window",
+        type=above_zero,
+        metavar="SECONDS",
+        help="length of the window of rates and latencies (default: 60, or the span of --since)",
+    )
+    how.add_argument("--ascii", action="store_true", help="draw with plain characters")
+    parser.epilog = """examples:
+  inferscope attach                      the only engine running on this host
+  inferscope attach llama                the engine with a model name that begins with llama
+  inferscope attach 41233 --once --json  one snapshot of a process, for a script
+  inferscope attach --since -5m          the last five minutes, even if the server was killed
+  inferscope attach demo.isr --at 14:02  a recording, opened at this time of day
+  inferscope attach http://gpu7:8000     a server that is not observed, from its /metrics page
+"""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Attach to the target."""
+    if is_remote(options.target):
+        from inferscope.cli.attach.page import show_page
+
+        return show_page(options)
+    is_once = options.once or options.json or not can_draw()
+    window_ns = None if options.window is None else round(options.window * 1e9)
+    source: Source
+    choose = _chooser(options)
+    if options.since is not None or options.at is not None:
+        source, window_ns = open_history(
+            options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
+        )
+    else:
+        watch = RunSummarizer()
+        source = JudgedSource(source_of(options.target, watch, choose), watch)
+    window_ns = window_ns or 60_000_000_000
+    try:
+        if is_once:
+            return _once(source, window_ns, options)
+        from inferscope.tui import InferScopeApp
+
+        past = source if isinstance(source, HistorySource) else None
+        InferScopeApp(
+            source,
+            ascii=options.ascii,
+            window_ns=window_ns,
+            earlier=past.earlier if past else (),
+            at_idx=past.at_idx if past else None,
+        ).run()
+    finally:
+        source.close()
+    return 0
+
+
+def source_of(
+    target: str | None, watch: RunSummarizer, choose: Choose | None = None
+) -> RingSource | RecordingSource:
+    """Open the source that a target names, and connect it to a run summarizer.
+
+    Args:
+        target: target as given on the command line.
+        watch: sink of the final records, for findings.
+        choose: function that picks one of several running engines; without it they are an error.
+
+    Raises:
+        NotFound: the target does not exist.
+        UnreadableFile: the target's file cannot be read.
+    """
+    path = path_of(target)
+    if path is not None:
+        return open_source(path, sinks=(watch,), listen=watch.listen)
+    engine = engine_of(target, choose=choose)
+    command = sampler_hint(engine)
+    if command is not None:
+        sys.stderr.write(f"no sampler reads this GPU's counters; start one with: {command}\n")
+    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)
+
+
+def _chooser(options: argparse.Namespace) -> Choose | None:
+    """Return the function that picks one of several engines; None lists them with an error."""
+    if options.json:
+        return _list_as_json
+    is_asking = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
+    return ask_which if is_asking and sys.stderr.isatty() else None
+
+
+def _list_as_json(engines: list[EngineRings]) -> EngineRings:
+    """Print the engines as JSON and raise: a script has to name one of them."""
+    sys.stdout.write(list_json(engines))
+    raise NotFound(f"{len(engines)} engines are running. Name one by its model, ID or pid.")
+
+
+def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
+    """Read all existing records and print one snapshot: the newest, or the one at --at."""
+    if isinstance(source, HistorySource):
+        at_idx = source.at_idx
+        looked = source.snapshot(window_ns) if at_idx is None else source.earlier[at_idx]
+    else:
+        catch_up(source.source, patience_s=_PATIENCE_S)
+        looked = source.snapshot(window_ns)
+    if options.json:
+        sys.stdout.write(json_of(looked))
+        return 0
+    from inferscope.text import once_text
+
+    sys.stdout.write(once_text(looked, ascii=options.ascii) + "\n")
+    return 0

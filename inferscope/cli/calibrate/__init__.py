@@ -1,0 +1,3 @@
+"""The command `calibrate`: rates and step times of this machine."""
+
+__all__: list[str] = []

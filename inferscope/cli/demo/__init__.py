@@ -1,0 +1,3 @@
+"""The command `demo`: an engine process under load, with the screen over it."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""The command `doctor`: what this machine can do."""
+
+__all__: list[str] = []

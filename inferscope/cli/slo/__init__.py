@@ -1,0 +1,3 @@
+"""The command `slo`: objectives explained, evaluated and written as rules."""
+
+__all__: list[str] = []

@@ -1,1 +1,0 @@
-"""The `collect` service: one collector per host or shard, live exporters, incident pins."""

@@ -1,0 +1,345 @@
+"""Booking of final steps in requests' cells, devices, windows, the digest and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.attribution import Components, PromptCost
+from inferscope.fold.amounts import Counted, count_rows
+from inferscope.fold.devices import RankTime
+from inferscope.fold.finals import FinalStep, RemoteWork, Sink
+from inferscope.fold.join.steps import NOTHING_MOVED
+from inferscope.fold.lives import RequestLifecycle
+from inferscope.fold.rows import NO_ROWS, Columns
+from inferscope.fold.steps import Execution, Joined, SplitStep, pair_shares
+from inferscope.fold.windows import SECOND_NS
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class StepBooker:
+    """Booker of one engine's split steps; each account books every nanosecond of a step once.
+
+    Attributes:
+        ranks: device time, by ring.
+        first_ns: start of the device time.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        lives: RequestLifecycle,
+        sinks: list[Sink],
+        mix: Callable[[bytes | Ints], None] | None,
+    ) -> None:
+        self._engine_id = engine_id
+        self._lives = lives
+        self._sinks = sinks
+        self._mix = mix
+        self.ranks: dict[int, RankTime] = {}
+        self.first_ns = 0
+        self._last_ids: tuple[Ints | None, int, tuple[str, ...]] = (None, 0, ())
+        """Last slots, `num_changes` of the table then, and the IDs of their requests."""
+        self._mixed_slots, self._mixed_bytes = NO_ROWS, b""
+        """Slots that the digest has hashed last, and their bytes."""
+
+    def begin(self, step: Joined) -> None:
+        """Open a split step in the ledgers, and book it for the devices that executed it."""
+        split = step.split
+        assert split is not None  # its window is split before facts are taken
+        for span, prefill_ns, padding_ns, unattributed_ns in zip(
+            step.run.ranks, step.prefill_ns, split.padding_ns, split.unattributed_ns, strict=True
+        ):
+            rank = self.ranks.get(span.ring)
+            if rank is None:
+                rank = self.ranks[span.ring] = RankTime(self.first_ns)
+            decode_ns = span.measured_ns - prefill_ns - padding_ns - unattributed_ns
+            parts_ns = (prefill_ns, decode_ns, padding_ns, unattributed_ns)
+            rank.book(span.start_ns, span.end_ns, parts_ns)
+        self._lives.open_step(step.run, split, step.planned_ns)
+
+    def book(self, steps: Sequence[Joined], columns: Columns) -> None:
+        """Add split steps to requests, windows and digest, and set their prefill times.
+
+        Args:
+            steps: at least one.
+            columns: the rows of these steps.
+        """
+        if self._mix is not None:
+            self._mix(b"".join(self._mixed(steps)))
+        lives, counters, table = self._lives, self._lives.counters, columns.table
+        splits = [step.split for step in steps if step.split is not None]
+        shares_ns, prefill_ns = _of_all_ranks(splits, columns)
+        for step, of_step in zip(steps, prefill_ns, strict=True):
+            step.prefill_ns = of_step[: len(step.run.ranks)]
+        counted = count_rows(columns, shares_ns, [step.slices for step in steps], lives.rates)
+        moved = counted.moved.tolist()
+        begun = 0
+        for at, step in enumerate(steps):
+            if step.run.end_ns >= counters.reach_ns:
+                end = columns.ends[at - 1] if at else 0
+                self._add(columns, counted, begun, end)
+                begun = end
+                counters.reach(step.run.end_ns)
+            if counters.is_on:
+                counters.step(step.run, splits[at], step.prefill_ns, moved[at])
+        self._add(columns, counted, begun, columns.ends[-1])
+        lives.fit_id = splits[-1].fit_id
+        lives.residuals.extend(
+            split.residual
+            for step, split in zip(steps, splits, strict=True)
+            if not step.run.span.cold
+        )
+        slots = columns.member_slots
+        lives.table.in_prefill[slots] = table.is_prefill  # the last of several steps counts
+        lives.table.is_shared[slots[np.repeat(table.sizes > 1, table.sizes)]] = True
+        if lives.table.num_labelled:
+            for at in np.add.reduceat(columns.is_prefill, columns.firsts).nonzero()[0].tolist():
+                self._book_parts(steps[at], columns, at)
+        self._count(steps, splits, columns, counted)
+
+    def _count(
+        self,
+        steps: Sequence[Joined],
+        splits: Sequence[SplitStep],
+        columns: Columns,
+        counted: Counted,
+    ) -> None:
+        """Add steps to the windows of the seconds in which they ended."""
+        lives, table = self._lives, columns.table
+        is_prefill = columns.is_prefill
+        num_prefills = np.add.reduceat(is_prefill, columns.firsts, dtype=np.int64)
+        with_prefills = num_prefills.nonzero()[0]
+        if len(with_prefills):
+            lives.prefill_mode = steps[with_prefills.item(-1)].run.span.mode
+        prefill_tokens = np.add.reduceat(columns.tokens * is_prefill, columns.firsts)
+        runs = [step.run for step in steps]
+        times_ns = np.array(
+            [
+                (
+                    sum(step.prefill_ns),
+                    sum(split.padding_ns),
+                    sum(split.unattributed_ns),
+                    run.sum_ns,
+                )
+                for step, split, run in zip(steps, splits, runs, strict=True)
+            ]
+        )
+        prefill_ns, padding_ns, unattributed_ns, sum_ns = times_ns.T
+        flops = counted.moved[:, _PREFILL_FLOPS]
+        seen = np.array([len(run.ranks) for run in runs])
+        # The ranks that reported computed this part of the whole model's FLOPs.
+        of_ranks = np.where(seen < lives.num_ranks, flops * seen // lives.num_ranks, flops)
+        amounts = {
+            "prefill_tokens": prefill_tokens,
+            "prefill_ns": prefill_ns,
+            "prefill_flops": of_ranks,
+            "prefill_flops_ns": np.where(flops > 0, prefill_ns, 0),
+            "mixed_steps": (num_prefills > 0) & (num_prefills < columns.sizes),
+            "decode_tokens": table.num_tokens - prefill_tokens,
+            "decode_ns": sum_ns - prefill_ns - padding_ns - unattributed_ns,
+            "padding_ns": padding_ns,
+            "unattributed_ns": unattributed_ns,
+            "steps": np.ones(len(steps), dtype=np.int64),
+        }
+        begin = 0
+        for _, of_second in groupby(runs, key=_second_of):
+            longest_ns = [run.longest_ns for run in of_second]
+            bucket = lives.windows.at(runs[begin].end_ns)
+            here = slice(begin, begin + len(longest_ns))
+            begin = here.stop
+            for name, column in amounts.items():
+                bucket.amounts[name] += int(column[here].sum())
+            for each_ns in longest_ns:
+                bucket.durations["step"].add(each_ns, 1)
+
+    def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of steps that the digest hashes."""
+        for step in steps:
+            if step.slots is not self._mixed_slots:
+                slot_bytes = step.slots.tobytes()
+                if slot_bytes != self._mixed_bytes:  # hashing costs 1 ns a byte
+                    yield slot_bytes
+                self._mixed_slots, self._mixed_bytes = step.slots, slot_bytes
+            assert step.split is not None
+            for shares_ns in step.split.shares_ns:
+                yield shares_ns.data
+
+    def _add(self, columns: Columns, counted: Counted, begin: int, end: int) -> None:
+        """Add the amounts of rows `begin` to `end` to their requests."""
+        if begin < end:
+            rows = slice(begin, end)
+            work = self._lives.table.work
+            work.computed(columns.slots[rows], counted.phases[rows], counted.amounts[:, rows])
+
+    def book_unnamed(
+        self, split: SplitStep, unnamed: Sequence[RemoteWork], run: Execution
+    ) -> list[int]:
+        """Add a step whose requests only another host knows to the windows and the digest.
+
+        Args:
+            split: its time, not divided among requests.
+            unnamed: its phases, by rank.
+            run: its execution.
+
+        Returns:
+            prefill time of each rank, in nanoseconds.
+        """
+        lives, counters = self._lives, self._lives.counters
+        prefill_ns = [each.prefill_ns for each in unnamed]
+        if self._mix is not None:
+            self._mix(np.array(prefill_ns + [each.decode_ns for each in unnamed]))
+        if run.end_ns >= counters.reach_ns:
+            counters.reach(run.end_ns)
+        bucket = lives.windows.at(run.end_ns)
+        amounts, first = bucket.amounts, unnamed[0]
+        amounts["prefill_tokens"] += first.prefill_tokens
+        amounts["decode_tokens"] += first.decode_tokens
+        amounts["mixed_steps"] += first.prefill_tokens > 0 < first.decode_tokens
+        amounts["prefill_ns"] += sum(prefill_ns)
+        amounts["decode_ns"] += sum(each.decode_ns for each in unnamed)
+        amounts["padding_ns"] += sum(split.padding_ns)
+        amounts["unattributed_ns"] += sum(split.unattributed_ns)
+        amounts["steps"] += 1
+        bucket.durations["step"].add(run.longest_ns, 1)
+        if not run.span.cold:
+            lives.residuals.append(split.residual)
+        if counters.is_on:
+            counters.step(run, split, prefill_ns, NOTHING_MOVED)
+        return prefill_ns
+
+    def _book_parts(self, step: Joined, columns: Columns, at: int) -> None:
+        """Divide the cost of labelled prompts' chunks among the prompts' parts."""
+        split, of = step.split, columns.rows(at)
+        assert split is not None
+        of_pairs, first = pair_shares(split, columns.table, at), columns.table.first.item(at)
+        for row in (of.start + columns.is_prefill[of].nonzero()[0]).tolist():
+            request = self._lives.table.by_slot[columns.slots.item(row)]
+            if request is None or not request.declared_parts:
+                continue
+            cost = request.prompt_cost
+            if cost is None:
+                cost = PromptCost(request.declared_parts, request.prompt_tokens or 0)
+                request.prompt_cost = cost
+            tokens, context = columns.tokens.item(row), columns.contexts.item(row)
+            member = row if columns.member is None else columns.member.item(row)
+            cost.add(
+                tokens,
+                context,
+                share_ns=sum(shares_ns.item(row - of.start) for shares_ns in split.shares_ns),
+                own_ns=split.delay.own_ns.item(member - first),
+                pair_share=of_pairs.get(member, 0.0),
+                is_recomputed=bool(columns.is_again[row]),
+            )
+            if self._lives.rates is not None:
+                cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)
+
+    def emit_steps(self, step: Joined, columns: Columns, at: int) -> None:
+        """Pass a step to the sinks, once per rank."""
+        rows = columns.rows(at)
+        of_rows = _Rows(
+            self._ids_of(step.slots),
+            columns.phases[rows],
+            columns.tokens[rows],
+            columns.contexts[rows],
+            columns.flags[rows],
+        )
+        split = step.split
+        assert split is not None
+        assert split.model is not None
+        self._emit(step, of_rows, Components(split.model, columns.table, at))
+
+    def emit_unnamed_steps(self, step: Joined, unnamed: Sequence[RemoteWork] = ()) -> None:
+        """Pass a step without known requests to the sinks; `unnamed` has an entry per rank."""
+        self._emit(step, _NO_ROWS, unnamed=unnamed)
+
+    def _emit(
+        self,
+        step: Joined,
+        rows: _Rows,
+        components: Components | None = None,
+        unnamed: Sequence[RemoteWork] = (),
+    ) -> None:
+        run, split = step.run, step.split
+        assert split is not None
+        for at, rank in enumerate(run.ranks):
+            final = FinalStep(
+                engine_id=self._engine_id,
+                dp_rank=step.dp_rank,
+                rank=rank.rank,
+                step=run.span.step,
+                start_ns=rank.start_ns,
+                end_ns=rank.end_ns,
+                measured_ns=rank.measured_ns,
+                clock=rank.clock,
+                mode=run.span.mode,
+                is_cold=run.span.cold,
+                fit_id=split.fit_id,
+                request_ids=rows.ids,
+                phases=rows.phases,
+                tokens=rows.tokens,
+                contexts=rows.contexts,
+                flags=rows.flags,
+                shares_ns=split.shares_ns[at],
+                padding_ns=split.padding_ns[at],
+                unattributed_ns=split.unattributed_ns[at],
+                model_residual=split.residual,
+                is_dummy=run.is_dummy,
+                components=components,
+                delay=split.delay if rows.ids else None,
+                unnamed=unnamed[at] if unnamed else None,
+                is_provisional=split.is_provisional,
+                bounded_ns=split.delay.bounded_ns,
+            )
+            for sink in self._sinks:
+                sink.step(final)
+
+    def _ids_of(self, slots: Ints) -> tuple[str, ...]:
+        """Return the engine's request IDs of slots; equal consecutive slots share one tuple."""
+        table = self._lives.table
+        of_slots, num_changes, ids = self._last_ids
+        if slots is not of_slots or table.num_changes != num_changes:
+            ids = tuple(map(table.ids.__getitem__, slots.tolist()))
+            self._last_ids = (slots, table.num_changes, ids)
+        return ids
+
+
+class _Rows(NamedTuple):
+    """Rows of one step, in the form that sinks receive."""
+
+    ids: tuple[str, ...]
+    phases: Bytes
+    tokens: Ints
+    contexts: Ints
+    flags: Bytes
+
+
+def _of_all_ranks(splits: Sequence[SplitStep], columns: Columns) -> tuple[Ints, list[list[int]]]:
+    """Return the rows' time over all ranks, and the prefill time of each step and rank."""
+    shares_ns, prefill_ns = np.zeros(len(columns.slots), dtype=np.int64), []
+    for rank in range(max(len(split.shares_ns) for split in splits)):
+        of_rank = np.concatenate(
+            [
+                split.shares_ns[rank] if rank < len(split.shares_ns) else np.zeros(size, np.int64)
+                for split, size in zip(splits, columns.sizes.tolist(), strict=True)
+            ]
+        )
+        shares_ns += of_rank
+        prefill_ns.append(np.add.reduceat(of_rank * columns.is_prefill, columns.firsts))
+    return shares_ns, np.array(prefill_ns).T.tolist()
+
+
+_NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)
+_NO_ROWS = _Rows((), _NO_BYTES, NO_ROWS, NO_ROWS, _NO_BYTES)
+_PREFILL_FLOPS = 4
+"""Column of `Moved` with the prefill's FLOPs."""
+
+
+def _second_of(run: Execution) -> int:
+    return run.end_ns // SECOND_NS

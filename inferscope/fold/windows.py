@@ -1,0 +1,237 @@
+"""Buckets of the last minutes: one for each second, merged for any window.
+
+Durations go into histograms with logarithmic bins of 1 %, so that percentiles of a window come
+from merged counts and never from percentiles. Buckets are keyed by the second of the fold's clock.
+They hold plain Python numbers: updating single cells of an array costs three times as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inferscope.fold.keep import ALL, DURATIONS, Keep
+from inferscope.fold.snapshots import NO_QUANTILES, Quantiles
+
+Ints = NDArray[np.int64]
+
+SECOND_NS = 1_000_000_000
+_LOWEST_NS = 1e4
+_BINS_PER_E = 100
+_MOST_NOTED = 512
+_FEW = 32
+"""Number of durations up to which adding them to bins one by one is faster."""
+
+AMOUNTS = (
+    "prefill_tokens",
+    "decode_tokens",
+    "prefill_flops",
+    "prefill_flops_ns",
+    "prefill_ns",
+    "decode_ns",
+    "padding_ns",
+    "unattributed_ns",
+    "idle_no_work_ns",
+    "idle_host_gap_ns",
+    "steps",
+    "mixed_steps",
+    "finished",
+    "preempted",
+    "prompt_tokens",
+    "cached_tokens",
+    "probe_ns",
+    "probe_hidden_ns",
+)
+GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
+
+
+class _Distribution:
+    """Distribution of the durations of one kind within one second.
+
+    Durations are noted as they arrive, and added to bins many at once.
+    """
+
+    __slots__ = ("_noted", "bins", "longest_ns", "num", "sum_ns")
+
+    def __init__(self) -> None:
+        self.bins: defaultdict[int, int] = defaultdict(int)
+        self.num = 0
+        self.sum_ns = 0
+        self.longest_ns = 0
+        self._noted: list[int] = []
+        """Durations in nanoseconds, each followed by its number of occurrences."""
+
+    def add(self, duration_ns: int, num: int) -> None:
+        noted = self._noted
+        noted += duration_ns, num
+        if len(noted) >= _MOST_NOTED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add the noted durations to bins; the other attributes exclude them before that."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        durations_ns, nums = noted[::2], noted[1::2]
+        above = np.maximum(np.array(durations_ns, dtype=np.float64) / _LOWEST_NS, 1.0)
+        numbers = (np.log(above) * _BINS_PER_E).astype(np.int64)
+        bins = self.bins
+        if len(nums) > _FEW:
+            counts = np.bincount(numbers, weights=nums)
+            numbers = counts.nonzero()[0]
+            for number, count in zip(numbers.tolist(), counts[numbers].tolist(), strict=True):
+                bins[number] += int(count)
+        else:
+            for number, num in zip(numbers.tolist(), nums, strict=True):
+                bins[number] += num
+        self.num += sum(nums)
+        self.sum_ns += sum(map(mul, durations_ns, nums))
+        self.longest_ns = max(self.longest_ns, *durations_ns)
+
+    def merge(self, other: _Distribution) -> None:
+        other.settle()
+        for number, num in other.bins.items():
+            self.bins[number] += num
+        self.num += other.num
+        self.sum_ns += other.sum_ns
+        self.longest_ns = max(self.longest_ns, other.longest_ns)
+
+    def quantile_ns(self, share: float) -> int | None:
+        """Return the middle of the bin in which the quantile lies."""
+        self.settle()
+        rank, reached = share * self.num, 0
+        for number in sorted(self.bins):
+            reached += self.bins[number]
+            if reached >= rank:
+                middle_ns = _LOWEST_NS * math.exp((number + 0.5) / _BINS_PER_E)
+                return min(self.longest_ns, round(middle_ns))
+        return None
+
+
+class _Unkept(_Distribution):
+    """Distribution of a kind without a reader: always empty."""
+
+    __slots__ = ()
+
+    def add(self, duration_ns: int, num: int) -> None:
+        """Ignore a duration."""
+
+
+_UNKEPT = _Unkept()
+
+
+class Bucket:
+    """Amounts, gauges and durations of one second."""
+
+    __slots__ = ("amounts", "causes", "durations", "gauges", "second")
+
+    def __init__(self, second: int, gauges: dict[str, int], kept: tuple[str, ...]) -> None:
+        self.second = second
+        self.durations = {name: _Distribution() if name in kept else _UNKEPT for name in DURATIONS}
+        self.amounts = dict.fromkeys(AMOUNTS, 0)
+        self.gauges = dict(gauges)
+        self.causes: Ints | None = None
+
+    def settle(self) -> None:
+        """Add all noted durations to their bins: few more follow."""
+        for distribution in self.durations.values():
+            distribution.settle()
+
+    def add_causes(self, row: Ints) -> None:
+        """Add a finished request's ledger."""
+        if self.causes is None:
+            self.causes = row.copy()
+        else:
+            self.causes += row
+
+
+class Windows:
+    """Per-second buckets of one engine."""
+
+    def __init__(self, keep: Keep = ALL) -> None:
+        self._kept_s = keep.seconds
+        self._kept = keep.durations
+        self._buckets: dict[int, Bucket] = {}
+        self._now = Bucket(-1, dict.fromkeys(GAUGES, 0), self._kept)
+        self._now_ns, self._next_ns = -SECOND_NS, 0
+        """Start and end of the current bucket's second."""
+
+    def at(self, at_ns: int) -> Bucket:
+        """Return the bucket of a time; for a time before the oldest bucket, the oldest."""
+        if self._now_ns <= at_ns < self._next_ns:
+            return self._now
+        second = at_ns // SECOND_NS
+        if second > self._now.second:
+            self.advance(at_ns)
+            return self._now
+        return self._buckets.get(second) or self._buckets[next(iter(self._buckets))]
+
+    def advance(self, at_ns: int) -> None:
+        """Advance to a time; seconds without events get a bucket too."""
+        second = at_ns // SECOND_NS
+        last = self._now
+        if second <= last.second:
+            return
+        last.settle()
+        first = last.second + 1 if last.second >= 0 else second
+        for missing in range(max(first, second - self._kept_s + 1), second + 1):
+            self._now = self._buckets[missing] = Bucket(missing, last.gauges, self._kept)
+        self._now_ns, self._next_ns = second * SECOND_NS, (second + 1) * SECOND_NS
+        while len(self._buckets) > self._kept_s:
+            del self._buckets[next(iter(self._buckets))]
+
+    def observe(self, name: str, durations_ns: Ints, at_ns: int) -> None:
+        """Add durations in nanoseconds to a distribution."""
+        if not len(durations_ns):
+            return
+        distribution = self.at(at_ns).durations[name]
+        if distribution is _UNKEPT:
+            return
+        first_ns = int(durations_ns[0])
+        num_same = np.count_nonzero(durations_ns == first_ns)
+        if num_same == len(durations_ns):  # the tokens of a batch mostly have equal gaps
+            distribution.add(first_ns, len(durations_ns))
+            return
+        for duration_ns, num in Counter(durations_ns.tolist()).items():
+            distribution.add(duration_ns, num)
+
+    def observe_one(self, name: str, duration_ns: int, at_ns: int) -> None:
+        """Add one duration in nanoseconds to a distribution."""
+        self.at(at_ns).durations[name].add(duration_ns, 1)
+
+    def add(self, at_ns: int, name: str, amount: int) -> None:
+        """Add to one of AMOUNTS."""
+        self.at(at_ns).amounts[name] += amount
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def last(self, window_ns: int) -> list[Bucket]:
+        """Return the buckets of a window up to now, oldest first."""
+        num = max(1, min(self._kept_s, window_ns // SECOND_NS))
+        return list(self._buckets.values())[-num:]
+
+
+def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
+    """Return the quantiles of a duration over buckets."""
+    whole = _Distribution()
+    for bucket in buckets:
+        whole.merge(bucket.durations[name])
+    if not whole.num:
+        return NO_QUANTILES
+    p50, p95, p99 = (whole.quantile_ns(share) for share in (0.50, 0.95, 0.99))
+    return Quantiles(whole.num, round(whole.sum_ns / whole.num), p50, p95, p99, whole.longest_ns)
+
+
+def amounts(buckets: list[Bucket]) -> dict[str, int]:
+    """Return the sums of all amounts over buckets."""
+    return {name: sum(bucket.amounts[name] for bucket in buckets) for name in AMOUNTS}
+
+
+def causes(buckets: list[Bucket]) -> Ints | None:
+    """Return the summed ledgers of finished requests over buckets; None without any."""
+    rows = [bucket.causes for bucket in buckets if bucket.causes is not None]
+    return sum(rows[1:], rows[0]) if rows else None

@@ -1,0 +1,110 @@
+"""Summary of a run in bounded memory, built by a sink of the fold."""
+
+from __future__ import annotations
+
+from inferscope.fold import FinalRequest, FinalStep
+from inferscope.insight.findings.plans import PlanStats, PrefixStats
+from inferscope.insight.findings.requests import RequestStats
+from inferscope.insight.findings.slowness import HOST, Slowness
+from inferscope.insight.findings.steps import StepStats
+from inferscope.records import (
+    SAMPLER_ROLE,
+    CounterSample,
+    EngineInfo,
+    Record,
+    RequestEvent,
+    RingOpened,
+    StepPlan,
+    StepSlices,
+    plain_uuid,
+)
+
+_FRONT_END = "frontend"
+
+
+class RunSummary:
+    """Summary of one engine's run.
+
+    Attributes:
+        info: engine information; None before its record.
+        is_synthetic: whether its records are marked as synthetic.
+        slowness: steps slower than their model, with evidence.
+        devices: plain UUIDs of its ranks' devices.
+    """
+
+    def __init__(self, engine_id: str) -> None:
+        self.engine_id = engine_id
+        self.info: EngineInfo | None = None
+        self.is_synthetic = False
+        self.requests = RequestStats()
+        self.steps = StepStats()
+        self.plans = PlanStats()
+        self.prefixes = PrefixStats()
+        self.slowness = Slowness()
+        self.devices: set[str] = set()
+
+
+class RunSummarizer:
+    """Sink that summarizes the run of each engine, live or from a recording.
+
+    Attributes:
+        runs: summaries by engine.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, RunSummary] = {}
+        self._run_of_ring: dict[int, RunSummary] = {}
+        self._front_ends: set[int] = set()
+        self._samplers: set[int] = set()
+
+    def step(self, step: FinalStep) -> None:
+        """Add a step."""
+        run = self._run(step.engine_id)
+        if run.steps.add(step):
+            run.slowness.add(step)
+
+    def request(self, request: FinalRequest) -> None:
+        """Add a request."""
+        run = self._run(request.engine_id)
+        run.requests.add(request, run.steps.end(request))
+
+    def listen(self, ring: int, record: Record) -> None:
+        """Add a record of the fold."""
+        if isinstance(record, RingOpened):
+            if record.role == SAMPLER_ROLE:
+                self._samplers.add(record.ring)
+                return
+            if record.role == _FRONT_END:
+                self._front_ends.add(record.ring)
+            run = self._run_of_ring[record.ring] = self._run(record.engine_id)
+            run.is_synthetic |= record.synthetic
+            return
+        known = self._run_of_ring.get(ring)
+        if known is None:
+            if ring in self._samplers and isinstance(record, CounterSample):
+                self._device_sample(record)
+            return
+        run = known
+        if isinstance(record, StepPlan):
+            run.plans.add(record)
+        elif isinstance(record, StepSlices):
+            run.steps.speculation.listen(record)
+        elif isinstance(record, RequestEvent):
+            run.prefixes.add(record)
+        elif isinstance(record, EngineInfo):
+            run.info = record
+            run.devices |= {plain_uuid(uuid) for uuid in (record.device_uuid,) if uuid}
+        elif isinstance(record, CounterSample) and record.source == HOST:
+            run.slowness.host_sample(ring, record, runs_steps=ring not in self._front_ends)
+
+    def _device_sample(self, sample: CounterSample) -> None:
+        uuid = plain_uuid(sample.device_uuid)
+        for run in self.runs.values():
+            if uuid in run.devices:
+                run.slowness.device_sample(sample)
+
+    def _run(self, engine_id: str) -> RunSummary:
+        run = self.runs.get(engine_id)
+        if run is None:
+            run = self.runs[engine_id] = RunSummary(engine_id)
+        return run

@@ -1,0 +1,143 @@
+"""Source of one request's records: the rings of some engines or a recording, read twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from inferscope.attribution import LatencyLimit, breaches, is_met
+from inferscope.errors import NotFound
+from inferscope.fold import FinalRequest
+from inferscope.insight.facts import Facts
+from inferscope.insight.peers import PeerSink
+from inferscope.insight.request_observer import RequestObserver
+from inferscope.readers import (
+    RecordingSource,
+    RequestRef,
+    RingSource,
+    requests_in_recording,
+    requests_in_rings,
+)
+from inferscope.ring import EngineRings
+from inferscope.slo import Objectives, latency_limits
+
+_BEHIND_NS = 1_000_000_000
+"""Maximum lag of a live fold, rounded up: it is up to half a second behind."""
+_POLL_S = 0.01
+
+
+class RequestSource:
+    """A recording, or the rings of engines.
+
+    Attributes:
+        name: display name, for messages.
+        notes: caveats of the recording that was read; empty before, and for rings.
+    """
+
+    def __init__(
+        self, name: str, *, engines: Iterable[EngineRings] = (), recording: Path | None = None
+    ) -> None:
+        """Keep one of the two sources.
+
+        Args:
+            name: display name of the source.
+            engines: engines whose rings are read.
+            recording: file to read instead.
+        """
+        self.name = name
+        self.notes: tuple[str, ...] = ()
+        self._engines = list(engines)
+        self._recording = recording
+
+    def refs(self, name: str) -> list[RequestRef]:
+        """Return all requests of every engine that knows a request of this name."""
+        if self._recording is not None:
+            return requests_in_recording(self._recording)
+        return requests_in_rings(self._engines, name)
+
+    def facts(
+        self,
+        ref: RequestRef,
+        refs: Iterable[RequestRef],
+        *,
+        objectives: tuple[LatencyLimit, ...] = (),
+        promised: Objectives | None = None,
+    ) -> Facts:
+        """Fold the records until all facts of a request are known.
+
+        Args:
+            ref: the request.
+            refs: all requests found, for display names.
+            objectives: latency limits to judge; with any, all records are folded to find its peers.
+            promised: objectives of its model; where both have a metric, `objectives` hold.
+
+        Raises:
+            NotFound: the fold does not know the request.
+        """
+        names = {
+            other.request_id: other.external_id or other.request_id
+            for other in refs
+            if other.engine_id == ref.engine_id
+        }
+        observer, peers = RequestObserver(ref, names), PeerSink(ref.engine_id)
+        source = self._open(ref, observer, peers)
+        try:
+            _advance(source, None if objectives or promised else observer)
+            facts = observer.facts(source.collector)
+        finally:
+            source.close()
+        self.notes = source.notes()
+        if facts is None:
+            raise NotFound(
+                f"{ref.request_id} is named in {self.name}, but its records are gone: the ring"
+                " has been overwritten since. Record longer, or enlarge INFERSCOPE_RING_MB."
+            )
+        if promised is not None:
+            asked = {objective.metric for objective in objectives}
+            limits = latency_limits(promised.of_model(facts.model))
+            objectives += tuple(limit for limit in limits if limit.metric not in asked)
+        return _judged(facts, observer.final, objectives, tuple(peers.requests))
+
+    def _open(
+        self, ref: RequestRef, observer: RequestObserver, peers: PeerSink
+    ) -> RingSource | RecordingSource:
+        sinks, listen = (observer, peers), observer.listen
+        if self._recording is not None:
+            return RecordingSource(self._recording, sinks=sinks, listen=listen)
+        rings = [
+            ring.path
+            for engine in self._engines
+            if engine.engine_id == ref.engine_id
+            for ring in engine.rings
+        ]
+        return RingSource(lambda: rings, name=ref.engine_id, sinks=sinks, listen=listen)
+
+
+def _judged(
+    facts: Facts,
+    final: FinalRequest | None,
+    objectives: tuple[LatencyLimit, ...],
+    peers: tuple[FinalRequest, ...],
+) -> Facts:
+    """Add the objectives that were met and the reasons for the others."""
+    if final is None:
+        return replace(facts, objectives=objectives)
+    return replace(
+        facts,
+        objectives=objectives,
+        met=tuple(objective.metric for objective in objectives if is_met(final, objective)),
+        breaches=breaches(final, objectives, peers),
+    )
+
+
+def _advance(source: RingSource | RecordingSource, observer: RequestObserver | None) -> None:
+    """Fold up to the observed request's end, or to now without an observer or end."""
+    began_ns = time.monotonic_ns()
+    while not (source.has_ended or (observer is not None and observer.is_complete)):
+        is_idle = not source.advance()
+        if is_idle and source.collector.now_ns >= began_ns - _BEHIND_NS:
+            return
+        if is_idle:
+            time.sleep(_POLL_S)

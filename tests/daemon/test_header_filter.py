@@ -1,0 +1,39 @@
+"""What exporters are told of what engines have noted of a request."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from inferscope.daemon.header_filter import HeaderFilter
+from inferscope.probe.headers import VARIABLE, AllowedHeaders
+from tests.slo.requests import FINE
+
+NOTED = {"tenant": "caf\xe9", "adapter": "tuned", "endpoint": "/v1/completions"}
+REQUEST = replace(FINE, attributes=NOTED, adapter="tuned")
+
+
+def test_without_a_list_all_attributes_pass() -> None:
+    assert HeaderFilter(None).filtered(REQUEST) is REQUEST
+    assert HeaderFilter(("tenant", "adapter")).filtered(REQUEST) is REQUEST
+    assert HeaderFilter(()).filtered(FINE) is FINE
+
+
+def test_unlisted_headers_are_removed_and_other_attributes_pass() -> None:
+    told = HeaderFilter(("priority",)).filtered(REQUEST)
+    assert told.attributes == {"endpoint": "/v1/completions"}
+    assert told.adapter == ""
+    assert REQUEST.attributes == NOTED, "the fold's own stays as it is"
+
+
+def test_an_adapter_that_the_engine_tells_is_no_header() -> None:
+    of_the_engine = replace(REQUEST, adapter="of-the-engine")
+    assert HeaderFilter(()).filtered(of_the_engine).adapter == "of-the-engine"
+
+
+def test_digits_are_those_that_an_engine_would_have_noted() -> None:
+    sent = [(b"x-tenant", "caf\xe9".encode("latin-1")), (b"x-adapter", b"tuned")]
+    listed = {VARIABLE: "tenant:hash=x-tenant,adapter:hash=x-adapter"}
+    noted = AllowedHeaders(listed).read(sent)
+    told = HeaderFilter(("tenant:hash", "adapter:hash")).filtered(REQUEST)
+    assert told.attributes == {**noted, "endpoint": "/v1/completions"}
+    assert told.adapter == noted["adapter"]

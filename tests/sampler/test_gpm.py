@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from inferscope.records import COUNTERS, CounterSample
+from inferscope.sampler.claims import NoClaims
+from inferscope.sampler.gpm import SHORTEST_NS, GpmSource
+from inferscope.sampler.source import Unavailable
+from tests.probe.fakes import FakeClock
+from tests.sampler.conftest import Play
+from tests.sampler.recorded_nvml import Recording
+
+
+def replay(recording: Recording, *, turns: int, turn_ns: int = SHORTEST_NS) -> list[CounterSample]:
+    clock = FakeClock(0)
+    source = GpmSource(NoClaims(), clock=clock, period_ns=10)
+    told = source.open(0)
+    for turn in range(1, turns):
+        recording.turn = turn
+        clock.now_ns = turn * turn_ns
+        told += source.read(clock.now_ns)
+    source.close()
+    return told
+
+
+def test_recorded_pairs_give_shares_of_their_windows(play: Play) -> None:
+    opened, *samples = replay(play(), turns=8)
+    assert opened.facts["name"] == "NVIDIA H200"
+    assert [(one.start_ns, one.end_ns) for one in samples] == [
+        (turn * SHORTEST_NS, (turn + 1) * SHORTEST_NS) for turn in range(7)
+    ]
+    prefill, decode = samples[2].values, samples[6].values
+    assert prefill["sm_active_share"] == pytest.approx(0.914)
+    assert decode["sm_active_share"] == pytest.approx(0.378)
+    assert decode["dram_share"] == pytest.approx(0.813)
+    assert prefill["tensor_share"] == pytest.approx(0.615)
+    assert {word for one in samples for word in one.values} <= COUNTERS.keys()
+
+
+def test_the_peak_that_memory_traffic_is_a_share_of_is_clock_times_width(play: Play) -> None:
+    peak = replay(play(), turns=3)[-1].values["dram_peak_bytes_per_s"]
+    assert peak == 2 * 3201e6 * 6144 / 8
+    assert 4.8e12 < peak < 5.0e12  # an H200's datasheet says 4.8 TB/s
+
+
+def test_pairs_closer_than_100_ms_are_not_asked_for(play: Play) -> None:
+    recording = play()
+    samples = replay(recording, turns=10, turn_ns=SHORTEST_NS // 2)[1:]
+    assert [one.end_ns - one.start_ns for one in samples] == [SHORTEST_NS] * 4
+    assert recording.calls["nvmlGpmMetricsGet"] == 4
+
+
+def test_a_metric_that_the_driver_refuses_is_absent(play: Play) -> None:
+    samples = replay(play(), turns=8)[1:]
+    assert ["sm_occupancy_share" in one.values for one in samples].count(False) == 1
+    assert all("sm_active_share" in one.values for one in samples)
+
+
+def test_each_instance_of_a_divided_device_is_sampled_by_itself(play: Play) -> None:
+    recording = play()
+    recording.told["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
+    told = replay(recording, turns=4)
+    assert [one.device_uuid for one in told if one.facts] == ["MIG-one", "MIG-two"]
+    first = [one for one in told if one.values and one.device_uuid == "MIG-one"]
+    second = [one for one in told if one.values and one.device_uuid == "MIG-two"]
+    assert len(first) == len(second) == 3
+    for one, two in zip(first, second, strict=True):
+        assert one.values["sm_active_share"] == pytest.approx(2 * two.values["sm_active_share"])
+        assert "dram_peak_bytes_per_s" not in one.values  # that is the whole device's
+    assert "nvmlGpmSampleGet" not in recording.calls
+
+
+def test_device_without_gpm_names_the_alternative(play: Play) -> None:
+    recording = play()
+    recording.told["devices"][0] |= {"has_gpm": False, "name": "NVIDIA A100"}
+    with pytest.raises(Unavailable, match=r"NVIDIA A100 has no GPM.*--counters dcgm"):
+        replay(recording, turns=1)
+
+
+def test_samples_are_given_back(play: Play) -> None:
+    recording = play()
+    replay(recording, turns=2)
+    assert recording.calls["nvmlGpmSampleFree"] == recording.calls["nvmlGpmSampleAlloc"] == 2
