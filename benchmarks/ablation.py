@@ -63,12 +63,12 @@ class StepShape:
 SETTLING_STEPS = 3
 """Number of steps after which most of a processor's cache content is restored."""
 
-Work: TypeAlias = Callable[[], Tensor]
-Stopwatch: TypeAlias = Callable[[Work], tuple[Tensor, int]]
+WorkTotals: TypeAlias = Callable[[], Tensor]
+Stopwatch: TypeAlias = Callable[[WorkTotals], tuple[Tensor, int]]
 """Function that runs work and returns its result and its duration in nanoseconds."""
 
 
-def thread_time(work: Work) -> tuple[Tensor, int]:
+def thread_time(work: WorkTotals) -> tuple[Tensor, int]:
     """Time work by this thread's processor time, which excludes other processes on its core."""
     began_ns = time.thread_time_ns()
     tokens = work()

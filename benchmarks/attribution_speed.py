@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from opentelemetry.sdk.trace import TracerProvider
 from probe_cost import machine
 
-from inferscope.attribution.rules import COLUMNS, column_ns, rule_shares_ns
 from inferscope.attribution.split import price
+from inferscope.attribution.split_rules import COLUMNS, column_ns, rule_shares_ns
 from inferscope.cost.model import StepModel, roofline
 from inferscope.cost.peaks import peaks_of
 from inferscope.cost.step_table import StepTable

@@ -23,8 +23,8 @@ import msgspec
 from injecting import Fault, FaultInterval, Forward, Kind
 from slow_client import Readings, read_answers
 
-from inferscope.attribution.spent import Metric
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.attribution.metric_breakdown import Metric
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.load.arrivals import bursts, poisson
 from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.lengths import parse_lengths
@@ -128,10 +128,10 @@ class Collected:
     def __init__(self) -> None:
         self.requests: list[FinalRequest] = []
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Ignore a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Append a request."""
         self.requests.append(request)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.readers.source import catch_up, open_source
 
 DEMO = Path(__file__).parent.parent / "samples" / "demo.isr"
@@ -21,11 +21,11 @@ class RecordingSink:
         self.steps: list[FinalStep] = []
         self.requests: list[FinalRequest] = []
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Append a step."""
         self.steps.append(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Append a request."""
         self.requests.append(request)
 

@@ -42,9 +42,9 @@ from probe_cost import machine
 
 from inferscope import __version__
 from inferscope.attribution.breach import LatencyLimit, breaches
+from inferscope.attribution.metric_breakdown import breakdown
 from inferscope.attribution.peers import Peers
-from inferscope.attribution.spent import breakdown
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import CAUSES
 
 SLACK = 1.25

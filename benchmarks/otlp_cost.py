@@ -51,9 +51,9 @@ def main() -> None:
     exporter.open()
     assert exporter._traces is not None
     for step in recorded.steps:
-        exporter.step(step)
+        exporter.on_step(step)
     for request in recorded.requests:
-        exporter.request(request)
+        exporter.on_request(request)
     finished = list(exporter._traces[1]._waiting)
     traces = [trace_of(each, ENGINE, 1) for each in finished]
     of, scope = resource_bytes(resource(ENGINE, service_name=None)), scope_bytes("inferscope", "0")
@@ -82,10 +82,10 @@ def main() -> None:
                 repeats,
             ),
             "request": us_each(
-                lambda: [exporter.request(each) for each in recorded.requests], num, repeats
+                lambda: [exporter.on_request(each) for each in recorded.requests], num, repeats
             ),
             "request_of_10000_tokens": us_each(
-                lambda: [exporter.request(longer) for _ in range(10)], 10, repeats
+                lambda: [exporter.on_request(longer) for _ in range(10)], 10, repeats
             ),
         },
         "courier_thread_us_per_request": {

@@ -22,7 +22,7 @@ from inferscope_parquet.folder import Folder
 from inferscope_parquet.settings import ParquetSettings
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 
 STEPS = 2000
 FILES = 12
@@ -68,7 +68,7 @@ def main() -> None:
     for _ in range(options.repeats):
         handed = list[RowBatch]()
         gatherer = BatchBuilder(handed.append, rotate_ns=1 << 62)
-        taken.append(process_us(lambda g=gatherer: [g.step(step) for step in steps]) / STEPS)
+        taken.append(process_us(lambda g=gatherer: [g.on_step(step) for step in steps]) / STEPS)
         batches = {
             "steps": RowBatch(steps, offset_ns=0, ends_files=True),
             "requests": RowBatch(requests=recorded.requests, offset_ns=0, ends_files=True),

@@ -61,7 +61,9 @@ def serve(num_engines: int, batch: int, seconds_s: float) -> None:
         if t_ns < look_ns:
             continue
         look_ns = t_ns + SECOND_NS
-        exporter.look(snapshot(collector, window_ns=10 * SECOND_NS, mode="live", max_requests=0))
+        exporter.on_snapshot(
+            snapshot(collector, window_ns=10 * SECOND_NS, mode="live", max_requests=0)
+        )
         num_looks += 1
         if num_looks == 5:
             live = sum(len(each.lives.table.by_id) for each in collector.engines.values())

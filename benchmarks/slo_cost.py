@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferscope.attribution.ledger import WAITING
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.fold.requests import RequestTable
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import Judge

@@ -172,7 +172,7 @@ def judge(folder: Path) -> dict[str, Any]:
     from inferscope.readers.source import catch_up, open_source
 
     watch = RunSummarizer()
-    source = open_source(folder, sinks=(watch,), listen=watch.listen)
+    source = open_source(folder, sinks=(watch,), listen=watch.on_record)
     catch_up(source)
     source.close()
     (found,) = findings(watch)

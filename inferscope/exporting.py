@@ -32,10 +32,10 @@ class Exporter(Protocol):
     def __init__(self, out: IO[bytes]) -> None:
         """Take the file, open for writing; the caller closes it."""
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a request."""
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
@@ -46,7 +46,7 @@ class Exporter(Protocol):
 class Listening(Protocol):
     """Optional part of an `Exporter` that also receives each record once it is folded."""
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Take a record of the ring with this number."""
 
 
@@ -76,13 +76,13 @@ class LiveExporter(Protocol):
             ImportError: its extra is not installed.
         """
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a request."""
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the view of all engines, about once a second.
 
         Totals count from when the collector began to count. An engine that is gone stays in it
@@ -96,13 +96,13 @@ class LiveExporter(Protocol):
 class FolderExporter(Protocol):
     """Writes final steps and requests into a folder."""
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a request."""
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the view of all engines, about once in a second of the recording, and at its end."""
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Checkable(Protocol):
     """What a live exporter may offer besides: `inferscope collect --check` asks for it."""
 
     def check(self) -> None:
-        """Find out whether `open` would succeed, and leave nothing open; raise what it would."""
+        """Find out whether `open` would take_over, and leave nothing open; raise what it would."""
 
 
 @runtime_checkable
@@ -177,7 +177,7 @@ class Sharing(Protocol):
 
 
 @runtime_checkable
-class Succeeding(Protocol):
+class Replaceable(Protocol):
     """What a live exporter may offer besides: it goes on where one with other settings ends.
 
     Where a configuration that is read again changes an exporter's section, another one is made. It
@@ -185,7 +185,7 @@ class Succeeding(Protocol):
     nothing; the former one is closed after that.
     """
 
-    def open_beside(self, former: Any) -> None:
+    def open_replacing(self, former: Any) -> None:
         """Open; `former`, of the same class, may hold what `open` would want, and goes on.
 
         Raises:
@@ -193,7 +193,7 @@ class Succeeding(Protocol):
             ImportError: its extra is not installed.
         """
 
-    def succeed(self, former: Any) -> None:
+    def take_over(self, former: Any) -> None:
         """Take over what the former one holds and counts; it is fed no more, and then closed."""
 
 

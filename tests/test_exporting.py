@@ -23,9 +23,9 @@ import json
 class CountingExporter:
     def __init__(self, out):
         self.out, self.steps, self.requests = out, 0, 0
-    def step(self, step):
+    def on_step(self, step):
         self.steps += 1
-    def request(self, request):
+    def on_request(self, request):
         self.requests += 1
     def close(self, devices, totals):
         counts = {"steps": self.steps, "requests": self.requests, "records": totals.num_records}

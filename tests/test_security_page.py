@@ -19,11 +19,11 @@ from inferscope.cli import serve
 from inferscope.daemon import config, engines, slo_state
 from inferscope.daemon.exporter_set import FLUSH_S
 from inferscope.engine.server import bodies, connection, exchange, protocol
-from inferscope.fold.keep import Keep
+from inferscope.fold.retention import Retention
 from inferscope.metrics_page import fetching as fetch
 from inferscope.metrics_page import reading
 from inferscope.probe.opening import DEFAULT_RING_MB
-from inferscope.probe.parts import MOST_STRETCHES
+from inferscope.probe.part_labels import MOST_STRETCHES
 from inferscope.sampler import dcgm
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +81,7 @@ ROWS = {
         "connections of one address; of all": f"{_page.per_peer}; {_page.connections}",
         "time to read a response while all places are taken": f"{_page.answer_s:g} s",
         "unfinished requests of an engine": f"{engines._KEPT.in_flight:,} of about 3 KB;"
-        f" {Keep().in_flight:,} when",
+        f" {Retention().in_flight:,} when",
         "engines": f"`max_engines` ({config.MOST_ENGINES})",
         "rings of one other user": f"{engines._MOST_RINGS:,}",
         "series of the page": f"`max_series` ({PrometheusSettings.max_series:,};",

@@ -18,7 +18,7 @@ from typing import Any
 
 import served
 import torch
-from ablation import SETTLING_STEPS, Scene, StepShape, Stopwatch, Work, coalitions
+from ablation import SETTLING_STEPS, Scene, StepShape, Stopwatch, WorkTotals, coalitions
 from ablation import measure as measure_coalitions
 from part import Bank, Setting, Unmet, main
 from torch import Tensor
@@ -124,7 +124,7 @@ def stopwatch(device: torch.device) -> Stopwatch:
     if device.type != "cuda":
         return by_host
 
-    def by_device(work: Work) -> tuple[Tensor, int]:
+    def by_device(work: WorkTotals) -> tuple[Tensor, int]:
         with torch.cuda.device(device):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
@@ -136,7 +136,7 @@ def stopwatch(device: torch.device) -> Stopwatch:
     return by_device
 
 
-def by_host(work: Work) -> tuple[Tensor, int]:
+def by_host(work: WorkTotals) -> tuple[Tensor, int]:
     """Time by the host's clock."""
     began_ns = time.perf_counter_ns()
     tokens = work()

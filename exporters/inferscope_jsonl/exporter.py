@@ -39,17 +39,17 @@ class JsonlExporter:
         self._origins: dict[str, bool] = {}
         """Engines and samplers whose records are marked as synthetic."""
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Record which rings are marked as synthetic."""
         if isinstance(record, RingOpened):
             engine_id = record.engine_id
             self._origins[engine_id] = self._origins.get(engine_id, False) or record.synthetic
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Write a step."""
         self._write(step_row(step) | self._origin(step.engine_id))
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Write a request."""
         self._write(request_row(request) | self._origin(request.engine_id))
 

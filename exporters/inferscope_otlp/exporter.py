@@ -137,7 +137,7 @@ class OtlpExporter:
             )
             self._metrics = (post, metrics_queue)
 
-    def open_beside(self, former: OtlpExporter) -> None:
+    def open_replacing(self, former: OtlpExporter) -> None:
         """Create the clients; nothing of the former exporter is needed.
 
         Raises:
@@ -145,7 +145,7 @@ class OtlpExporter:
         """
         self.open()
 
-    def succeed(self, former: OtlpExporter) -> None:
+    def take_over(self, former: OtlpExporter) -> None:
         """Take over the former exporter's unsent traces and its counts."""
         self._facts, self._engines = former._facts, former._engines
         self._residuals = former._residuals
@@ -157,17 +157,17 @@ class OtlpExporter:
         if self._traces is not None and former._traces is not None:
             former._traces[1].transfer_to(self._traces[1])
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Record a step's facts about its requests."""
         self._facts.add_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a finished request; never waits."""
         assert self._traces is not None, "open() comes first"
         engine_id, request_id = request.engine_id, request.request_id
         facts = self._facts.pop(engine_id, request_id, since_ns=request.admitted_ns)
         if self._metrics is not None:
-            self._metrics_of(engine_id).request(request)
+            self._metrics_of(engine_id).on_request(request)
         of, self._decided = self._decide(request), None
         if not of.should_keep:
             self.num_left_out += 1
@@ -186,7 +186,7 @@ class OtlpExporter:
         of = self._decide(request)
         return f"{of.trace_id:032x}" if of.should_keep else None
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the engines' names and the wall clock; send metrics when due."""
         assert self._traces is not None, "open() comes first"
         self._views = snapshot.engines

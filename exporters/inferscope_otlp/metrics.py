@@ -53,7 +53,7 @@ class EngineMetrics:
         self._series: dict[tuple[str, str, str], HistogramSeries] = {}
         """Series by metric, operation and error."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Count a request that was fully observed."""
         if request.joined_late:
             return

@@ -59,17 +59,17 @@ class BatchBuilder:
         self._began_ns: int | None = None
         self._engines: dict[str, EngineLabels] = {}
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add a step, without the fields that only attribution needs."""
         self._batch.steps.append(replace(step, components=None, delay=None))
         self._grow(_STEP_ROWS + len(step.request_ids))
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request."""
         self._batch.requests.append(request)
         self._grow(_REQUEST_ROWS + len(request.token_times_ns))
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the wall clock and engine labels; deliver an old batch."""
         self._engines = {
             view.engine_id: EngineLabels(view.model or None, view.is_synthetic)

@@ -86,17 +86,17 @@ class ParquetExporter:
         self._writer = BatchWriter(self._folder, name=f"Parquet files in {settings.folder}")
         self._gatherer = BatchBuilder(self._writer.put, rotate_ns=settings.rotate_ns)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add a step."""
-        self._gathering.step(step)
+        self._gathering.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request."""
-        self._gathering.request(request)
+        self._gathering.on_request(request)
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the wall clock and engine labels."""
-        self._gathering.look(snapshot)
+        self._gathering.on_snapshot(snapshot)
 
     def close(self) -> None:
         """Write what is left, within three seconds."""
@@ -132,17 +132,17 @@ class FolderExport:
         self._folder = _folder(settings, merges=False)
         self._gatherer = BatchBuilder(self._write, rotate_ns=settings.rotate_ns)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add a step."""
-        self._gatherer.step(step)
+        self._gatherer.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request."""
-        self._gatherer.request(request)
+        self._gatherer.on_request(request)
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take the wall clock and engine labels."""
-        self._gatherer.look(snapshot)
+        self._gatherer.on_snapshot(snapshot)
 
     def close(self) -> None:
         """Write what is left.

@@ -58,7 +58,7 @@ class PerfettoExporter:
         self._first_rank: dict[tuple[str, int], int] = {}
         self._is_synthetic = False
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Write a step and its parts, and the batch size as counters."""
         process = _steps_of(step.engine_id)
         replica = _of_replica(step.dp_rank)
@@ -117,7 +117,7 @@ class PerfettoExporter:
                 batch = {"requests": num_requests}
                 self._trace.count(process, f"{replica}batch", step.start_ns, batch)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Write a request on its own track: queue, prefill, decode, delivery."""
         process = _requests_of(request.engine_id)
         name = request.external_id or request.request_id
@@ -166,7 +166,7 @@ class PerfettoExporter:
             args["peer_request"] = transfer.peer_request_id
         self._trace.slice(process, track, "KV transfer", *times, args)
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Write a scheduler or device record; the first is the trace's origin."""
         if not isinstance(record, _READERS):
             self._trace.begin(record.t_ns)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from inferscope.fold import BudgetView, Promised
+from inferscope.fold import BudgetView, SloState
 
 
-def labelled(promised: Promised, label_of: Callable[[str], str]) -> Promised:
+def labelled(promised: SloState, label_of: Callable[[str], str]) -> SloState:
     """Return the state with a label for each model; models with one label share one budget.
 
     The remaining budget of several models is computed from their summed requests.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from inferscope.fold import Running
+from inferscope.fold import CollectorInfo
 from inferscope_prometheus import names
 from inferscope_prometheus.metric import counter, gauge
 
 
-def collector_families(running: Running) -> Iterator[Metric]:
+def collector_families(running: CollectorInfo) -> Iterator[Metric]:
     """Return the families at one time."""
     yield gauge(
         "inferscope_collector_info",

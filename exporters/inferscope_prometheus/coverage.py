@@ -89,7 +89,7 @@ class Coverage:
         self._thread = threading.Thread(target=self._run, name="coverage", daemon=True)
         self._thread.start()
 
-    def look(self, ours: Mapping[str, int], there: Collection[str]) -> None:
+    def update(self, ours: Mapping[str, int], there: Collection[str]) -> None:
         """Take the number of finished requests by engine, and the engines present."""
         self._ours = ours
         self._others = [engine_id for engine_id in there if engine_id not in self._urls]

@@ -177,12 +177,14 @@ class ResidualMedian:
             self._measured_ns += step.measured_ns
             self._modelled_ns += step.measured_ns / (1.0 + step.model_residual)
 
-    def look(self) -> float | None:
-        """Return the median over the last ten snapshots; None without a step in them."""
+    def next_window(self) -> float | None:
+        """Begin a window, and return the residual of the last ten; None without a step in them."""
         self._windows = [*self._windows[-9:], (self._measured_ns, self._modelled_ns)]
         self._measured_ns, self._modelled_ns = 0, 0.0
-        modelled_ns = sum(look[1] for look in self._windows)
-        return sum(look[0] for look in self._windows) / modelled_ns - 1.0 if modelled_ns else None
+        modelled_ns = sum(window[1] for window in self._windows)
+        return (
+            sum(window[0] for window in self._windows) / modelled_ns - 1.0 if modelled_ns else None
+        )
 
 
 class EngineCounters:
@@ -212,7 +214,7 @@ class EngineCounters:
             counts = self.by_replica[dp_rank] = ReplicaCounters()
         return counts
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Count a step; each of its ranks reports it in turn (5 µs)."""
         counts = self.replica(step.dp_rank)
         if step.padding_ns:
@@ -251,7 +253,7 @@ class EngineCounters:
         if VERIFY in phases:
             self._verified(step)
 
-    def request(self, request: FinalRequest, *, trace_id: str | None = None) -> None:
+    def on_request(self, request: FinalRequest, *, trace_id: str | None = None) -> None:
         """Count a request; if only part of it was observed, count the cost of that part."""
         counts = self.replica(self._replica_of.pop(request.request_id, 0))
         proposed = self._proposed.pop(request.request_id, 0)

@@ -154,7 +154,7 @@ class PrometheusExporter:
         if self._settings.engine_metrics:
             self._coverage = Coverage(dict(self._settings.engine_metrics))
 
-    def open_beside(self, former: PrometheusExporter) -> None:
+    def open_replacing(self, former: PrometheusExporter) -> None:
         """Bind unless the former exporter serves on the same address; read token and certificates.
 
         Raises:
@@ -169,7 +169,7 @@ class PrometheusExporter:
         self._settings = replace(self._settings, port=former._settings.port)
         self._gate = AccessGate(self._settings)
 
-    def succeed(self, former: PrometheusExporter) -> None:
+    def take_over(self, former: PrometheusExporter) -> None:
         """Continue the former exporter's counters and serve on its address."""
         settings = self._settings
         self._by_engine, self._models = former._by_engine, former._models
@@ -198,16 +198,16 @@ class PrometheusExporter:
         """Take the lookup of kept traces: exemplars carry their IDs."""
         self._kept_trace = kept_trace
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Count a step."""
-        self._counters_of(step.engine_id).step(step)
+        self._counters_of(step.engine_id).on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Count a request."""
         trace_id = self._kept_trace(request)
-        self._counters_of(request.engine_id).request(request, trace_id=trace_id)
+        self._counters_of(request.engine_id).on_request(request, trace_id=trace_id)
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Publish the current values; drop those of expired engines."""
         offset_ns = snapshot.real_ns - snapshot.mono_ns
         if abs(offset_ns - self._offset_ns) > _WAS_SET_NS:
@@ -228,7 +228,7 @@ class PrometheusExporter:
                 )
                 for sample in samples
             }
-            self._coverage.look(ours, [v.engine_id for v in snapshot.engines if v.is_alive])
+            self._coverage.update(ours, [v.engine_id for v in snapshot.engines if v.is_alive])
 
     def close(self) -> None:
         """Stop serving."""
@@ -252,7 +252,7 @@ class PrometheusExporter:
         return self._look_of(
             view,
             {rank: counts.copy() for rank, counts in numbers.by_replica.items()},
-            numbers.residual.look(),
+            numbers.residual.next_window(),
             offset_ns=self._offset_ns,
             lag_ns=snapshot.mono_ns - view.through_ns,
             model=self._model(view.model),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from inferscope.fold import Promised
+from inferscope.fold import SloState
 from inferscope.slo import ObjectiveCount
 from inferscope_prometheus import names
 
@@ -17,7 +17,7 @@ ObjectiveRows = Iterable[tuple[tuple[str, ...], ObjectiveCount]]
 _LABELS = (*names.LABELS, "slo")
 
 
-def slo_families(counts: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
+def slo_families(counts: ObjectiveRows, promised: SloState) -> Iterator[Metric]:
     """Return the families at one time.
 
     Args:
@@ -61,7 +61,7 @@ def slo_families(counts: ObjectiveRows, promised: Promised) -> Iterator[Metric]:
     yield from _budgets(promised)
 
 
-def _budgets(promised: Promised) -> Iterator[Metric]:
+def _budgets(promised: SloState) -> Iterator[Metric]:
     """Return the families of budgets, which outlive engines."""
     window = GaugeMetricFamily(
         "inferscope_slo_window_requests",

@@ -22,7 +22,7 @@ from typing import Any
 
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
-from inferscope.adapters.stretches import Stretches
+from inferscope.adapters.slice_builder import Stretches
 from inferscope.adapters.watch import Watch, run_locked
 from inferscope.probe import EngineInfo, HostTimer, StepTimer, forked_lock
 from inferscope.records import RequestIndex

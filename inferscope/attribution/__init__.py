@@ -1,5 +1,6 @@
 """Attribution of a step's total to requests, phases and causes, as pure functions."""
 
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.blocked import BlockedTime
 from inferscope.attribution.breach import (
     OWN_WORK,
@@ -11,7 +12,6 @@ from inferscope.attribution.breach import (
 )
 from inferscope.attribution.busy import NEVER_NS
 from inferscope.attribution.counterfactual import Delay, TableBounds, delays, prefills_of
-from inferscope.attribution.culprits import BlameShare
 from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.ledger import (
     ABORTED,
@@ -35,8 +35,9 @@ from inferscope.attribution.ledger import (
     scaled,
 )
 from inferscope.attribution.marginal import BlameWeights, blame_weights
-from inferscope.attribution.parts import PromptCost, PromptPart
+from inferscope.attribution.metric_breakdown import METRICS, LedgerView, Metric, breakdown
 from inferscope.attribution.peers import Peers, remembered
+from inferscope.attribution.prompt_parts import PromptCost, PromptPart
 from inferscope.attribution.regression import (
     FEWEST_WINDOWS,
     HIGHEST_CONDITION,
@@ -46,9 +47,7 @@ from inferscope.attribution.regression import (
     products,
     squares,
 )
-from inferscope.attribution.rules import RULES, Components, column_ns, price_steps, rule_shares_ns
 from inferscope.attribution.samples import LONGEST_SHORT_NS, amounts_until, one_by_one
-from inferscope.attribution.spent import METRICS, LedgerView, Metric, breakdown
 from inferscope.attribution.split import (
     Priced,
     padding_ns,
@@ -57,6 +56,13 @@ from inferscope.attribution.split import (
     round_ns,
     shares_ns,
     to_whole_ns,
+)
+from inferscope.attribution.split_rules import (
+    RULES,
+    Components,
+    column_ns,
+    price_steps,
+    rule_shares_ns,
 )
 from inferscope.attribution.weights import plain_shares, weight_shares
 

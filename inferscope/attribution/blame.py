@@ -29,9 +29,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.attribution.blame_shares import BlameShare, BlameTotals
 from inferscope.attribution.busy import Busy
 from inferscope.attribution.counterfactual import Delay
-from inferscope.attribution.culprits import BlameShare, BlameTotals
 from inferscope.attribution.holds import NOBODY_ROW, HeldResources, Holds
 from inferscope.attribution.marginal import BlameWeights
 from inferscope.cost import product

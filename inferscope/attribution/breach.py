@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from inferscope.attribution.metric_breakdown import LedgerView, Metric, MetricBreakdown, breakdown
 from inferscope.attribution.peers import LatencyLimit as LatencyLimit
 from inferscope.attribution.peers import Peer, Peers, beyond_ns
-from inferscope.attribution.spent import LedgerView, Metric, MetricBreakdown, breakdown
 from inferscope.records import CAUSE_ROWS, CAUSES
 
 OWN_WORK = frozenset(row.name for row in CAUSE_ROWS if row.is_own)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.spent import LedgerView, Metric, MetricBreakdown, breakdown
+from inferscope.attribution.metric_breakdown import LedgerView, Metric, MetricBreakdown, breakdown
 from inferscope.records import CAUSES
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution.blame import Blame, unknown
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.busy import Busy
-from inferscope.attribution.culprits import BlameShare
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -153,7 +153,7 @@ def _open(
 
 def _export(options: argparse.Namespace, exporter: Exporter) -> RingSource | RecordingSource:
     """Fold a file into an exporter; for a running engine, up to the newest record."""
-    listen = exporter.listen if isinstance(exporter, Listening) else None
+    listen = exporter.on_record if isinstance(exporter, Listening) else None
     source = _open(options, exporter, listen)
     try:
         catch_up(source)
@@ -194,7 +194,7 @@ def _feed(options: argparse.Namespace, exporter: FolderExporter) -> RingSource |
         view = snapshot(
             source.collector, window_ns=_SNAPSHOT_INTERVAL_NS, mode=mode, max_requests=0
         )
-        exporter.look(view)
+        exporter.on_snapshot(view)
 
     def listen(ring: int, record: Record) -> None:
         nonlocal last_ns

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
             options.source,
             watch,
             patience_s=_PATIENCE_S,
-            listen=watch.listen,
+            listen=watch.on_record,
             refit=options.refit,
         )
     else:
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
         judging = Judging(promised.judge_of, promised)
 
         def listen(ring: int, record: Record) -> None:
-            judging.listen(ring, record)
-            watch.listen(ring, record)
+            judging.on_record(ring, record)
+            watch.on_record(ring, record)
 
         source = fold_all(
             options.source,

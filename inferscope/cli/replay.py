@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         options.file,
         speed=options.speed,
         sinks=(watch,),
-        listen=watch.listen,
+        listen=watch.on_record,
         books=_books(options),
     )
     try:

@@ -28,7 +28,7 @@ from inferscope.fold import (
     FinalRequest,
     FinalStep,
     Judging,
-    Keep,
+    Retention,
     Sink,
     Snapshot,
     snapshot,
@@ -64,7 +64,7 @@ _DISCOVER_NS = 500_000_000
 _CLOSED_NS = 10_000_000_000
 """Interval in nanoseconds of the search for rings that this user may not read."""
 _WINDOW_NS = 10_000_000_000
-_KEPT = Keep(
+_KEPT = Retention(
     seconds=2 * _WINDOW_NS // SECOND_NS,
     durations=("step",),
     finished=0,
@@ -443,15 +443,15 @@ class _TrackedEngine:
             return
         judging = self._takes = Judging(lambda _: judge, self._gate)
         judging.watch(self._source.collector)
-        self._source.listen_with(judging.listen)
+        self._source.listen_with(judging.on_record)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a step from the fold."""
-        self._takes.step(step)
+        self._takes.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a request from the fold."""
-        self._takes.request(request)
+        self._takes.on_request(request)
 
     def add(self, path: Path) -> None:
         """Add a ring."""
@@ -544,15 +544,15 @@ class _Gate:
         self.is_open = False
         self._sink = sink
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Pass a step on."""
         if self.is_open:
-            self._sink.step(step)
+            self._sink.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Pass a request on."""
         if self.is_open:
-            self._sink.request(request)
+            self._sink.on_request(request)
 
 
 def _with_slo(current: Snapshot, slo: SloTracker) -> Snapshot:

@@ -19,8 +19,8 @@ from inferscope.exporting import (
     KeepsTraces,
     LinksTraces,
     LiveExporter,
+    Replaceable,
     Sharing,
-    Succeeding,
     load_live_exporter,
     missing_extra,
 )
@@ -147,14 +147,14 @@ class ExporterSet:
                 continue
             successor = new.get(name)
             if _can_succeed(successor, former):
-                self._deliver(name, successor.succeed, former)
+                self._deliver(name, successor.take_over, former)
             self._replaced.append(_Closing(name, former))
             if successor is None:
                 self._say(f"{name}: closed")
         for name, exporter in new.items():
             self._say(f"{name}: {exporter.describe()}")
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Pass a step to all exporters."""
         for name, take in self._steps:
             try:
@@ -162,7 +162,7 @@ class ExporterSet:
             except Exception as error:  # noqa: PERF203  # the other exporters continue
                 self._disable(name, error)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Pass a request to all exporters."""
         for name, take in self._requests:
             try:
@@ -170,7 +170,7 @@ class ExporterSet:
             except Exception as error:  # noqa: PERF203  # the other exporters continue
                 self._disable(name, error)
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         """Pass a snapshot to all exporters, with the number of records that each has dropped."""
         self._release_closed()
         dropped = {name: dict(counts) for name, counts in self._num_dropped.items()}
@@ -180,7 +180,7 @@ class ExporterSet:
             self._deliver(name, partial(_account, exporter, name), dropped)
         snapshot = replace(snapshot, dropped=dropped)
         for name, exporter in tuple(self._on.items()):
-            self._deliver(name, exporter.look, snapshot)
+            self._deliver(name, exporter.on_snapshot, snapshot)
 
     def close(self) -> bool:
         """Close all exporters within `FLUSH_S`; return whether all of them closed in time."""
@@ -199,8 +199,8 @@ class ExporterSet:
     def _switch_on(self, exporters: Mapping[str, LiveExporter]) -> None:
         """Set the active exporters, and bind the methods that are called for every record."""
         self._on = dict(exporters)
-        self._steps = [(name, exporter.step) for name, exporter in exporters.items()]
-        self._requests = [(name, exporter.request) for name, exporter in exporters.items()]
+        self._steps = [(name, exporter.on_step) for name, exporter in exporters.items()]
+        self._requests = [(name, exporter.on_request) for name, exporter in exporters.items()]
         self._keepers = [
             (name, exporter.kept_trace)
             for name, exporter in exporters.items()
@@ -264,13 +264,13 @@ def _try_to_account(one: _Closing, dropped: dict[str, dict[str, int]]) -> None:
         _account(one.exporter, one.name, dropped)
 
 
-def _can_succeed(successor: LiveExporter | None, former: LiveExporter) -> TypeGuard[Succeeding]:
-    return isinstance(successor, Succeeding) and type(successor) is type(former)
+def _can_succeed(successor: LiveExporter | None, former: LiveExporter) -> TypeGuard[Replaceable]:
+    return isinstance(successor, Replaceable) and type(successor) is type(former)
 
 
 def _open_beside(exporter: LiveExporter, former: LiveExporter | None) -> None:
     if former is not None and _can_succeed(exporter, former):
-        exporter.open_beside(former)
+        exporter.open_replacing(former)
     else:
         exporter.open()
 

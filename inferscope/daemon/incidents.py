@@ -40,14 +40,14 @@ class Incidents:
         """Set the enabled members of INCIDENTS and the thresholds."""
         self._on, self._slo = on, slo
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Record the time of an engine's step."""
         if not step.is_dummy:
             self._moved_ns[step.engine_id] = max(
                 step.end_ns, self._moved_ns.get(step.engine_id, step.end_ns)
             )
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Pin a request that missed an objective or a threshold."""
         if "breach" not in self._on:
             return

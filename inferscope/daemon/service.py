@@ -16,7 +16,7 @@ from inferscope.daemon.incidents import Incidents
 from inferscope.daemon.pins import Pins
 from inferscope.daemon.slo_state import SloTracker
 from inferscope.errors import BadInput, InferScopeError
-from inferscope.fold import ARRIVALS_NS, FinalRequest, FinalStep, Running
+from inferscope.fold import ARRIVALS_NS, CollectorInfo, FinalRequest, FinalStep
 from inferscope.probe import Clock
 from inferscope.records import TICK_NS
 
@@ -64,7 +64,7 @@ class Service:
         """
         self._config = config
         self._read = read or (lambda: config)
-        self._running = Running(
+        self._running = CollectorInfo(
             inferscope.__version__, config_hash(config), shard=str(config.shard)
         )
         self._clock = clock
@@ -103,17 +103,17 @@ class Service:
             is_through = self._exporters.close()
         return is_through
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a step from the fold."""
-        self._exporters.step(step)
+        self._exporters.on_step(step)
         if self._incidents is not None:
-            self._incidents.step(step)
+            self._incidents.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a request from the fold."""
-        self._exporters.request(self._header_filter.filtered(request))
+        self._exporters.on_request(self._header_filter.filtered(request))
         if self._incidents is not None:
-            self._incidents.request(request)
+            self._incidents.on_request(request)
 
     def _fold_turn(self, flags: ControlFlags, is_over: Callable[[], bool]) -> None:
         """Fold one turn and publish a snapshot if one is due, also between two engines."""
@@ -263,4 +263,4 @@ class Service:
         self._engines.save()  # first: everything that a scrape can see has been saved
         if self._incidents is not None:
             self._incidents.on_snapshot(snapshot)
-        self._exporters.look(snapshot)
+        self._exporters.on_snapshot(snapshot)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.fold import BudgetView, Promised
+from inferscope.fold import BudgetView, SloState
 from inferscope.private import open_own, replace_own
 from inferscope.probe import Clock
 from inferscope.ring import boot_id
@@ -147,7 +147,7 @@ class SloTracker:
         """Return one engine's counts for all current objectives of its model."""
         return self._judges[engine_id][1].of(self._objectives.of_model(model))
 
-    def budget_state(self, models: Iterable[str]) -> Promised:
+    def budget_state(self, models: Iterable[str]) -> SloState:
         """Return the budgets of these models, and of models with counts still in a window."""
         real_ns = self._clock.real_ns()
         present = {model for model in models if model}
@@ -161,7 +161,7 @@ class SloTracker:
                 views.append(BudgetView(model, objective, good, bad, budget.remaining(real_ns)))
             else:
                 del self._budgets[model, objective]
-        return Promised(tuple(views), self._uncounted_ns)
+        return SloState(tuple(views), self._uncounted_ns)
 
     def save(self, through_ns: dict[str, int]) -> None:
         """Write the state file; a failed write is logged once.

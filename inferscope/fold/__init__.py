@@ -1,7 +1,7 @@
 """The reader's half: rings and recordings in, final numbers and snapshots out."""
 
 from inferscope.fold.engine import EngineFold
-from inferscope.fold.finals import (
+from inferscope.fold.final_records import (
     DeviceHealth,
     DeviceTime,
     FinalRequest,
@@ -12,21 +12,21 @@ from inferscope.fold.finals import (
     Sink,
 )
 from inferscope.fold.fold import READER, Collector
-from inferscope.fold.join.counted import Provenance, RequestCounters
+from inferscope.fold.join.request_counters import Provenance, RequestCounters
 from inferscope.fold.joins import ARRIVALS_NS
-from inferscope.fold.judging import Judging
-from inferscope.fold.keep import ALL, Keep
+from inferscope.fold.retention import ALL, Retention
+from inferscope.fold.slo_sink import Judging
 from inferscope.fold.snapshots import (
     BudgetView,
+    CollectorInfo,
     CountersView,
     EngineView,
     Health,
     PhaseUse,
-    Promised,
     Quantiles,
     RequestRow,
     RunFinding,
-    Running,
+    SloState,
     Snapshot,
     SnapshotDocument,
     json_of,
@@ -41,6 +41,7 @@ __all__ = [
     "SECOND_NS",
     "BudgetView",
     "Collector",
+    "CollectorInfo",
     "CountersView",
     "DeviceHealth",
     "DeviceTime",
@@ -50,19 +51,18 @@ __all__ = [
     "FinalStep",
     "Health",
     "Judging",
-    "Keep",
     "KvTransfer",
     "PhaseUse",
     "PhaseWork",
-    "Promised",
     "Provenance",
     "Quantiles",
     "RequestCounters",
     "RequestRow",
+    "Retention",
     "RunFinding",
     "RunTotals",
-    "Running",
     "Sink",
+    "SloState",
     "Snapshot",
     "SnapshotDocument",
     "alive_row",

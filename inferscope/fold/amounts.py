@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from inferscope.attribution import plain_shares, round_ns, weight_shares
 from inferscope.cost import Rates, WeightBytes
 from inferscope.fold.rows import Columns
-from inferscope.fold.work import (
+from inferscope.fold.work_totals import (
     COMPUTE_NS,
     DRAFT_NS,
     DRAFT_TOKENS,

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import PromptCost, PromptPart
 from inferscope.cost import Rates, StepModel, saved_ns
-from inferscope.fold.finals import CacheSavings, PhaseWork
+from inferscope.fold.final_records import CacheSavings, PhaseWork
 from inferscope.fold.requests import Request
-from inferscope.fold.work import COMPUTE_NS, READ_BYTES, TOKENS, WRITE_BYTES, Work
+from inferscope.fold.work_totals import COMPUTE_NS, READ_BYTES, TOKENS, WRITE_BYTES, WorkTotals
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
@@ -21,7 +21,7 @@ _PREFILL_OWN = CAUSES.index("prefill_own")
 
 
 def prompt_parts(
-    request: Request, work: Work, ttft_row: Ints | None, *, has_flops: bool
+    request: Request, work: WorkTotals, ttft_row: Ints | None, *, has_flops: bool
 ) -> tuple[PromptPart, ...]:
     """Return the costs of a prompt's parts so far; none if it has no labels.
 
@@ -46,7 +46,7 @@ def prompt_parts(
 
 
 def phase_work(amounts: list[int], rates: Rates | None) -> PhaseWork:
-    """Return the tokens and bytes of one phase, from its columns of `Work`."""
+    """Return the tokens and bytes of one phase, from its columns of `WorkTotals`."""
     if rates is None:
         return PhaseWork(amounts[TOKENS])
     return PhaseWork(amounts[TOKENS], amounts[READ_BYTES], amounts[WRITE_BYTES])

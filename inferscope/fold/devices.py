@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inferscope.attribution import to_whole_ns
-from inferscope.fold.finals import DeviceTime
+from inferscope.fold.final_records import DeviceTime
 from inferscope.fold.rings import RingState
 
 _FIRST = itemgetter(0)

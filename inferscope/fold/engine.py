@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from inferscope.attribution import ARRIVING, HELD, LEAVING, RUNNING, WAITING
 from inferscope.clock_skew import SkewedClock
 from inferscope.cost import CostBook, rates_of
-from inferscope.fold.bookings import StepBooker
 from inferscope.fold.devices import RankTime, by_name, successions
 from inferscope.fold.dropped_rings import DroppedRings
-from inferscope.fold.finals import DeviceTime, KvTransfer, Sink
+from inferscope.fold.final_records import DeviceTime, KvTransfer, Sink
 from inferscope.fold.joins import Joins
-from inferscope.fold.keep import Keep
-from inferscope.fold.lives import RequestLifecycle, Transition
 from inferscope.fold.reading import MOST_INDEX
+from inferscope.fold.request_lifecycle import RequestLifecycle, Transition
 from inferscope.fold.requests import Request
+from inferscope.fold.retention import Retention
 from inferscope.fold.rings import (
     RingState,
     has_several_cores,
@@ -37,6 +36,7 @@ from inferscope.fold.rings import (
     skewed_clocks,
 )
 from inferscope.fold.samplers import SamplerFold
+from inferscope.fold.step_booking import StepBooker
 from inferscope.fold.timeline import Timeline
 from inferscope.records import (
     ADMITTED,
@@ -94,7 +94,7 @@ class EngineFold:
         mix: Callable[[bytes | Ints], None] | None,
         samplers: SamplerFold,
         *,
-        keep: Keep,
+        keep: Retention,
         book: CostBook | None = None,
     ) -> None:
         """Start empty.

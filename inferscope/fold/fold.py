@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from inferscope.clock_skew import SkewedClock
 from inferscope.cost import CostBook
 from inferscope.fold.engine import EngineFold
-from inferscope.fold.finals import DeviceTime, RunTotals, Sink
-from inferscope.fold.keep import ALL, Keep
+from inferscope.fold.final_records import DeviceTime, RunTotals, Sink
+from inferscope.fold.retention import ALL, Retention
 from inferscope.fold.samplers import SamplerFold
 from inferscope.records import SAMPLER_ROLE, Missed, Record, RingOpened, Tick
 
@@ -43,7 +43,7 @@ class Collector:
     """
 
     def __init__(
-        self, *sinks: Sink, keep: Keep = ALL, books: Mapping[str, CostBook] | None = None
+        self, *sinks: Sink, keep: Retention = ALL, books: Mapping[str, CostBook] | None = None
     ) -> None:
         """Start without engines.
 

@@ -14,17 +14,17 @@ import numpy as np
 
 from inferscope.attribution import RUNNING
 from inferscope.cost import CostBook
-from inferscope.fold.bookings import StepBooker
-from inferscope.fold.finals import Sink
-from inferscope.fold.lives import RequestLifecycle
+from inferscope.fold.final_records import Sink
 from inferscope.fold.reading import read
 from inferscope.fold.recent import Recent
+from inferscope.fold.remote_requests import among_none, divide
+from inferscope.fold.request_lifecycle import RequestLifecycle
 from inferscope.fold.rings import SILENT_NS, RingState, newest_rings
 from inferscope.fold.rows import NO_ROWS, Columns
 from inferscope.fold.splitting import split_steps
+from inferscope.fold.step_booking import StepBooker
 from inferscope.fold.steps import Execution, Joined, PendingStep, SplitStep, execution
 from inferscope.fold.timeline import Timeline
-from inferscope.fold.unnamed import among_none, divide
 from inferscope.records import StepPlan, StepSlices, StepSpan
 
 MAX_PENDING_STEPS = 256

@@ -1,7 +1,7 @@
 """Request table of one engine: cold facts in objects, hot numbers in columns, one slot each.
 
-A slot is an index into the columns here, in the ledger, in `Tokens` and in `Work`; it is freed when
-its request is final.
+A slot is an index into the columns here, in the ledger, in `EmissionLog` and in `WorkTotals`. It is
+freed when its request is final.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import NOBODY, BlockedTime, Ledger, PromptCost
-from inferscope.fold.finals import KvTransfer
-from inferscope.fold.join.accounts import CounterShares
+from inferscope.fold.emission_log import EmissionLog
+from inferscope.fold.final_records import KvTransfer
+from inferscope.fold.join.counter_shares import CounterShares
 from inferscope.fold.slots import SlotMap
-from inferscope.fold.tokens import Tokens
-from inferscope.fold.work import Work
+from inferscope.fold.work_totals import WorkTotals
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -129,8 +129,8 @@ class RequestTable:
         self._num_held = 0
         self.blocked = BlockedTime()
         self.ledger = Ledger(num_slots, self.blocked)
-        self.tokens = Tokens(num_slots)
-        self.work = Work(num_slots)
+        self.tokens = EmissionLog(num_slots)
+        self.work = WorkTotals(num_slots)
         self.by_id: dict[str, Request] = {}
         self.by_slot: list[Request | None] = [None] * num_slots
         self.ids = ["?"] * num_slots

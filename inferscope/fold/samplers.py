@@ -5,9 +5,9 @@ A sampler's ring belongs to a host and not to an engine, so it has a fold of its
 
 from __future__ import annotations
 
-from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.device_health import DeviceHealthTracker
+from inferscope.fold.final_records import DeviceHealth
 from inferscope.fold.join.stamps import MappedSample, WallClockMapper
-from inferscope.fold.troubles import DeviceHealthTracker
 from inferscope.records import Clock, CounterSample, Record, RingOpened, plain_uuid
 
 

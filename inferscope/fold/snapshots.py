@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 
 from inferscope.attribution import BlameShare
 from inferscope.clock_skew import SkewedClock
-from inferscope.fold.finals import DeviceTime
-from inferscope.fold.join.counted import NOT_COUNTED, RequestCounters
+from inferscope.fold.final_records import DeviceTime
+from inferscope.fold.join.request_counters import NOT_COUNTED, RequestCounters
 from inferscope.json_document import Document, json_line
 from inferscope.slo import Objective, ObjectiveCount
 
@@ -457,7 +457,7 @@ class BudgetView:
 
 
 @dataclass(frozen=True)
-class Promised:
+class SloState:
     """Error budgets of a collector."""
 
     budgets: tuple[BudgetView, ...]
@@ -467,7 +467,7 @@ class Promised:
 
 
 @dataclass(frozen=True)
-class Running:
+class CollectorInfo:
     """State of a collector."""
 
     version: str
@@ -499,11 +499,11 @@ class Snapshot:
     """Name of the source, for the header."""
     notes: tuple[str, ...] = field(default=())
     """Warnings about the source: damage, lost records, a newer format."""
-    promised: Promised | None = None
+    promised: SloState | None = None
     """Error budgets; None if the reader has no objectives."""
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of records that a collector's exporters dropped, by exporter and reason."""
-    running: Running | None = None
+    running: CollectorInfo | None = None
     """State of the collector; None for other readers."""
     guests: Mapping[str, int] = field(default_factory=dict)
     """User IDs of the owners of other users' engines, by engine ID."""
@@ -526,11 +526,11 @@ class SnapshotDocument(Document, frozen=True, kw_only=True):
     """Name of the source."""
     notes: tuple[str, ...]
     """Warnings about the source: damage, lost records, a newer format."""
-    promised: Promised | None
+    promised: SloState | None
     """Error budgets; null outside of a collector with objectives."""
     dropped: dict[str, dict[str, int]]
     """Records that a collector's exporters dropped, by exporter and reason."""
-    running: Running | None
+    running: CollectorInfo | None
     """State of the collector; null elsewhere."""
     guests: dict[str, int]
     """User ids of the owners of other users' engines, by engine id."""

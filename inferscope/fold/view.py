@@ -16,7 +16,7 @@ from inferscope.fold import windows
 from inferscope.fold.admissible import num_admissible
 from inferscope.fold.devices import with_foreign
 from inferscope.fold.engine import EngineFold
-from inferscope.fold.finals import (
+from inferscope.fold.final_records import (
     CORE_NOT_OBSERVED,
     SEVERAL_CORES,
     WORKER_NOT_OBSERVED,
@@ -24,8 +24,8 @@ from inferscope.fold.finals import (
 )
 from inferscope.fold.fold import Collector
 from inferscope.fold.join.view import counters_view
-from inferscope.fold.lives import by_cause
 from inferscope.fold.overdue import overdue
+from inferscope.fold.request_lifecycle import by_cause
 from inferscope.fold.requests import Request
 from inferscope.fold.rings import (
     RingState,
@@ -46,7 +46,7 @@ from inferscope.fold.snapshots import (
     Snapshot,
 )
 from inferscope.fold.windows import SECOND_NS, Bucket
-from inferscope.fold.work import COMPUTE_NS
+from inferscope.fold.work_totals import COMPUTE_NS
 from inferscope.records import EngineInfo
 
 Ints = NDArray[np.int64]

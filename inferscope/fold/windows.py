@@ -14,7 +14,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.fold.keep import ALL, DURATIONS, Keep
+from inferscope.fold.retention import ALL, DURATIONS, Retention
 from inferscope.fold.snapshots import NO_QUANTILES, Quantiles
 
 Ints = NDArray[np.int64]
@@ -152,7 +152,7 @@ class Bucket:
 class Windows:
     """Per-second buckets of one engine."""
 
-    def __init__(self, keep: Keep = ALL) -> None:
+    def __init__(self, keep: Retention = ALL) -> None:
         self._kept_s = keep.seconds
         self._kept = keep.durations
         self._buckets: dict[int, Bucket] = {}

@@ -21,10 +21,10 @@ class PeerSink:
         self._engine_id = engine_id
         self.requests: deque[FinalRequest] = deque(maxlen=_MOST)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Ignore a step: it describes no single request."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request."""
         if request.engine_id == self._engine_id:
             self.requests.append(request)

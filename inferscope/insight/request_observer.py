@@ -91,7 +91,7 @@ class RequestObserver:
 
     # --- records --------------------------------------------------------------------------------
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Take a record of the fold."""
         kind = type(record)
         if isinstance(record, RingOpened):
@@ -130,7 +130,7 @@ class RequestObserver:
 
     # --- what is final --------------------------------------------------------------------------
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Take a final request, if it is the observed one."""
         if (
             request.request_id == self._ref.request_id
@@ -139,7 +139,7 @@ class RequestObserver:
         ):
             self._final = self._final or request
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Take a final step; the first rank represents all."""
         ref, key = self._ref, (step.dp_rank, step.step)
         if step.engine_id != ref.engine_id or key == self._last_step or self.is_complete:

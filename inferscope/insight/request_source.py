@@ -103,7 +103,7 @@ class RequestSource:
     def _open(
         self, ref: RequestRef, observer: RequestObserver, peers: PeerSink
     ) -> RingSource | RecordingSource:
-        sinks, listen = (observer, peers), observer.listen
+        sinks, listen = (observer, peers), observer.on_record
         if self._recording is not None:
             return RecordingSource(self._recording, sinks=sinks, listen=listen)
         rings = [

@@ -141,7 +141,7 @@ class SharesSink:
 
     # --- a sink ---------------------------------------------------------------------------------
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add one rank's step."""
         self._num_steps += 1
         self._measured_ns += step.measured_ns
@@ -185,7 +185,7 @@ class SharesSink:
         self._steps.clear()
         self._num_waiting = 0
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Record a request's name and tenant."""
         self._note((request.engine_id, request.request_id), request.external_id, request.attributes)
 

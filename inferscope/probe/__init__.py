@@ -7,17 +7,17 @@ from inferscope.probe.deferred import Deferred
 from inferscope.probe.events import NO_REQUEST
 from inferscope.probe.forked_locks import forked_lock
 from inferscope.probe.headers import HASH, WORDS, AllowedHeaders
+from inferscope.probe.host_log import note, warn
 from inferscope.probe.identity import ENGINE_ID_VARIABLE, engine_id
 from inferscope.probe.ids import digits
 from inferscope.probe.log import KEYFRAME_NS
 from inferscope.probe.marks import Marks
 from inferscope.probe.opening import make_ring
-from inferscope.probe.parts import HEADER, Labels, Parts, bounded, is_name
-from inferscope.probe.place import server_place
+from inferscope.probe.part_labels import HEADER, Labels, Parts, bounded, is_name
 from inferscope.probe.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.requests import MAX_LIVE
+from inferscope.probe.server_address import server_place
 from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
-from inferscope.probe.voice import note, warn
 from inferscope.records import EngineInfo, Shape
 
 __all__ = [

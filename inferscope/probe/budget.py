@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 
 WINDOW_NS = 5_000_000_000
 BUDGET_SHARE = 0.10

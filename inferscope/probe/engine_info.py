@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from inferscope.probe.columns import text
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 from inferscope.records import EngineInfo, decode, encode
 
 _MOST_TEXT_BYTES = 1024

@@ -23,10 +23,10 @@ from inferscope.probe.columns import (
 )
 from inferscope.probe.columns import attributes as bounded
 from inferscope.probe.ids import hiding
-from inferscope.probe.life import Life
+from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import Log
-from inferscope.probe.parts import Parts
-from inferscope.probe.parts import bounded as bounded_parts
+from inferscope.probe.part_labels import Parts
+from inferscope.probe.part_labels import bounded as bounded_parts
 from inferscope.probe.prefixes import prefix_digests
 from inferscope.records import EVENTS, RequestEvent, RequestIndex, Transfer
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from inferscope.probe.host_log import warn
 from inferscope.probe.ids import digits
-from inferscope.probe.voice import warn
 
 VARIABLE = "INFERSCOPE_HEADERS"
 WORDS = ("tenant", "priority", "adapter")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 
 VARIABLE = "INFERSCOPE_IDS"
 _HASH = "hash"

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from inferscope.host_signals import pass_on
 from inferscope.probe.columns import LARGEST_INT64
-from inferscope.probe.life import Life
+from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import Log
 from inferscope.probe.spans import Spans
 from inferscope.probe.timers import EventTimer

@@ -12,8 +12,8 @@ from typing import TypeVar
 from inferscope.errors import InferScopeError, RingUnavailable
 from inferscope.host_signals import start_thread
 from inferscope.probe.clock import Clock
+from inferscope.probe.host_log import note, warn
 from inferscope.probe.identity import identity
-from inferscope.probe.voice import note, warn
 from inferscope.ring import (
     IS_LITTLE_ENDIAN,
     ControlByte,

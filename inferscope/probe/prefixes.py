@@ -12,7 +12,7 @@ from typing import Any
 
 from inferscope.host_signals import pass_on
 from inferscope.probe.columns import column
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 from inferscope.records import PREFIX_TOKENS
 
 _TOKEN_BYTES = 4

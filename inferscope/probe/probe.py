@@ -63,8 +63,9 @@ from inferscope.probe.columns import (
 from inferscope.probe.columns import name as ring_name
 from inferscope.probe.engine_info import fit_info
 from inferscope.probe.events import RequestEvents
-from inferscope.probe.keeper import Keeper
-from inferscope.probe.life import Life
+from inferscope.probe.host_log import warn
+from inferscope.probe.housekeeping import Keeper
+from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import Hidden, Log
 from inferscope.probe.marks import Marks
 from inferscope.probe.opening import (
@@ -74,11 +75,10 @@ from inferscope.probe.opening import (
     make_ring,
     open_switch,
 )
-from inferscope.probe.parts import Parts
+from inferscope.probe.part_labels import Parts
 from inferscope.probe.repeats import NO_STEP
 from inferscope.probe.spans import Signature, Spans
 from inferscope.probe.timers import EventTimer, HostTimer, StepTimer
-from inferscope.probe.voice import warn
 from inferscope.records import (
     ADMITTED,
     BINDINGS,

@@ -40,7 +40,7 @@ class Profiling:
         self._thread: threading.Thread | None = None
         self._request: Request | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Begin with a profile if one is asked for; called every 100 ms, beside the engine."""
         if torch_profile.is_ending() or (self._thread is not None and self._thread.is_alive()):
             return

@@ -1,7 +1,6 @@
 """Readers of ring files and recordings: the records of a fold, in its order."""
 
 from inferscope.readers.expansion import Expansion
-from inferscope.readers.follow import RingFollower, is_held
 from inferscope.readers.history import HistorySource, Open
 from inferscope.readers.known_rings import File, KnownRings
 from inferscope.readers.merge import Item
@@ -13,6 +12,7 @@ from inferscope.readers.request_index import (
     requests_in_recording,
     requests_in_rings,
 )
+from inferscope.readers.ring_follower import RingFollower, is_held
 from inferscope.readers.source import (
     Listener,
     RecordingSource,

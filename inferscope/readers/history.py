@@ -104,10 +104,10 @@ class HistorySource:
 
     # --- a sink and a listener ------------------------------------------------------------------
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Ignore a step: the sums include it already."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Keep a request that overlaps the window: more of them than a live screen needs."""
         if request.delivered_ns + self._offset_ns >= self._since_ns:
             kept = self._finished.setdefault(request.engine_id, deque(maxlen=MOST_FINISHED))

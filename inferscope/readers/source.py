@@ -8,11 +8,11 @@ from pathlib import Path
 
 from inferscope.cost import CostBook
 from inferscope.errors import NotFound
-from inferscope.fold import ALL, READER, Collector, Keep, Sink, Snapshot, snapshot
+from inferscope.fold import ALL, READER, Collector, Retention, Sink, Snapshot, snapshot
 from inferscope.probe import Clock, SystemClock
 from inferscope.readers.expansion import Expansion
-from inferscope.readers.follow import MOST_BYTES, RingFollower
 from inferscope.readers.merge import Item
+from inferscope.readers.ring_follower import MOST_BYTES, RingFollower
 from inferscope.records import (
     FORMAT_VERSION,
     SAMPLER_ROLE,
@@ -60,7 +60,7 @@ class RingSource:
         clock: Clock | None = None,
         since_ns: int | None = None,
         stays: bool = False,
-        keep: Keep = ALL,
+        keep: Retention = ALL,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Follow the rings that `find` returns; `name` is shown in headers.

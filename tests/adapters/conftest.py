@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from inferscope.probe.life import Life
+from inferscope.probe.lifecycle import Life
 
 
 @pytest.fixture(autouse=True)

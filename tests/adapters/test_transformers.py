@@ -47,7 +47,7 @@ from tests.engine.checkpoints import build, randomise
 from tests.probe.fakes import of
 
 NEW_TOKENS = 8
-Tokens = list[list[int]]
+EmissionLog = list[list[int]]
 
 
 def llama(seed: int = 0) -> Any:
@@ -89,19 +89,19 @@ def padded() -> dict[str, torch.Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-def greedy(model: Any, **given: Any) -> Tokens:
+def greedy(model: Any, **given: Any) -> EmissionLog:
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **given}
     return model.generate(**settings).tolist()
 
 
-def one(model: Any, **given: Any) -> Tokens:
+def one(model: Any, **given: Any) -> EmissionLog:
     return greedy(model, input_ids=tokens(30), **given)
 
 
 PROMPTS = [tokens(num, seed=num)[0].tolist() for num in (40, 3, 60, 17)]
 
 
-def batched(model: Any, *, num_blocks: int = 64, new_tokens: int = NEW_TOKENS) -> Tokens:
+def batched(model: Any, *, num_blocks: int = 64, new_tokens: int = NEW_TOKENS) -> EmissionLog:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(
@@ -118,7 +118,7 @@ def batched(model: Any, *, num_blocks: int = 64, new_tokens: int = NEW_TOKENS) -
     return [output.generated_tokens for output in outputs.values()]
 
 
-WAYS: dict[str, Callable[[Any], Tokens]] = {
+WAYS: dict[str, Callable[[Any], EmissionLog]] = {
     "plain": one,
     "padded": lambda model: greedy(model, **padded()),
     "ends": lambda model: greedy(model, **padded(), eos_token_id=list(range(100, 160))),
@@ -364,7 +364,7 @@ def test_a_version_that_lacks_a_method_of_batching_has_none_of_it_recorded(
     name: str,
     missing: str,
     model: Any,
-    outputs: dict[str, Tokens],
+    outputs: dict[str, EmissionLog],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -454,7 +454,7 @@ def test_a_fault_keeps_no_kv_cache(
 
 def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Path) -> None:
     expected = one(model)
-    got: list[Tokens] = []
+    got: list[EmissionLog] = []
     with inferscope.observe(model):
         threads = [threading.Thread(target=lambda: got.append(one(model))) for _ in range(3)]
         for thread in threads:
@@ -740,7 +740,7 @@ def test_switched_off_it_records_nothing_and_changes_nothing(
 
 
 @pytest.fixture(scope="module")
-def outputs() -> dict[str, Tokens]:
+def outputs() -> dict[str, EmissionLog]:
     return {}
 
 
@@ -777,11 +777,11 @@ def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
     nth: int,
     model: Any,
     assistant: Any,
-    outputs: dict[str, Tokens],
+    outputs: dict[str, EmissionLog],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def go() -> Tokens:
+    def go() -> EmissionLog:
         if way == "drafted":
             return one(model, assistant_model=assistant)
         num = 1 if way == "batching" else 3

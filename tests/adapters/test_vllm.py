@@ -37,7 +37,7 @@ from inferscope.adapters.vllm.frontend import FrontEndHooks, asked_of
 from inferscope.adapters.vllm.kept import Kept
 from inferscope.adapters.vllm.steps import Core
 from inferscope.adapters.vllm.worker import WorkerHooks
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.probe import Marks, Probe
 from inferscope.probe.timers import EventTimer
 from inferscope.readers.source import RingSource, catch_up
@@ -67,10 +67,10 @@ class RecordingSink:
         self.steps: list[FinalStep] = []
         self.requests: dict[str, FinalRequest] = {}
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         self.steps.append(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.requests[request.request_id] = request
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import holds
 from inferscope.attribution.blame import BLAMED, Blame
+from inferscope.attribution.blame_shares import NUM_NAMED, BlameShare
 from inferscope.attribution.counterfactual import Delay, delays
-from inferscope.attribution.culprits import NUM_NAMED, BlameShare
 from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.ledger import (
     ABORTED,

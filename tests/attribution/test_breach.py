@@ -15,7 +15,7 @@ from inferscope.attribution.breach import (
     is_met,
     top_cause,
 )
-from inferscope.attribution.spent import METRICS, LedgerView, Metric
+from inferscope.attribution.metric_breakdown import METRICS, LedgerView, Metric
 from inferscope.records import CAUSES
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.attribution.parts import OUTPUT, PromptCost, PromptPart, part_spans
+from inferscope.attribution.prompt_parts import OUTPUT, PromptCost, PromptPart, part_spans
 from inferscope.cost.flops import FlopRates, flop_rates
 from inferscope.records import Shape
 

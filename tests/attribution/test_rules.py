@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferscope.attribution.rules import (
+from inferscope.attribution.split_rules import (
     COLUMNS,
     RULES,
     Components,

@@ -128,11 +128,11 @@ class Fragile:
             import a_heavy_dependency
         if self.settings.get("is_odd"):
             raise ImportError("it is odd")
-    def step(self, step):
+    def on_step(self, step):
         raise RuntimeError("it broke")
-    def request(self, request):
+    def on_request(self, request):
         pass
-    def look(self, snapshot):
+    def on_snapshot(self, snapshot):
         pass
     def close(self):
         pass

@@ -31,7 +31,7 @@ class Kept(Finals):
     def open(self) -> None:
         pass
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         assert not self.is_closed
         self.view = snapshot
 

@@ -11,7 +11,7 @@ import pytest
 
 from inferscope.daemon import exporter_set
 from inferscope.errors import BadInput
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.snapshots import Snapshot
 
 
@@ -30,13 +30,13 @@ class Hanging:
     def open(self) -> None:
         pass
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         pass
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         pass
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         self.num_looks += 1
         if self.num_looks > 1:
             raise OSError("the peer is gone")
@@ -63,7 +63,7 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     both.open()
     other.may_end.set()
     for _ in range(3):
-        both.look(_NOTHING)
+        both.on_snapshot(_NOTHING)
     assert (one.num_looks, other.num_looks) == (2, 2)
     began_s = time.monotonic()
     assert not both.close()
@@ -104,7 +104,7 @@ class Keeping(Hanging):
             raise RuntimeError("no trace")
         return "a" * 32
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.num_requests += 1
 
 
@@ -116,10 +116,10 @@ class Linking(Hanging):
         self.found = list[str | None]()
         self.dropped = list[Mapping[str, Mapping[str, int]]]()
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.found.append(self.kept_trace_of(request))
 
-    def look(self, snapshot: Snapshot) -> None:
+    def on_snapshot(self, snapshot: Snapshot) -> None:
         self.dropped.append(snapshot.dropped)
 
 
@@ -133,11 +133,11 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     both = exporter_set.ExporterSet({name: by_name[name] for name in order}, say=said.append)
     both.open()
     request = cast(FinalRequest, None)
-    both.look(_NOTHING)
-    both.request(request)
+    both.on_snapshot(_NOTHING)
+    both.on_request(request)
     keeping.is_broken = True
-    both.request(request)
-    both.look(_NOTHING)
+    both.on_request(request)
+    both.on_snapshot(_NOTHING)
     assert linking.found == ["a" * 32, None]
     assert linking.dropped == [{"keeping": {"queue_full": 3}}, {}]
     assert sum("disabled after error" in line for line in said) == 1
@@ -150,27 +150,27 @@ def test_one_that_has_lost_count_is_switched_off_alone() -> None:
     linking.may_end.set()
     both = exporter_set.ExporterSet({"keeping": keeping, "linking": linking}, say=lambda _: None)
     keeping.is_broken = True
-    both.look(_NOTHING)
+    both.on_snapshot(_NOTHING)
     assert linking.dropped == [{}]
     assert both.close()
 
 
-class Succeeding(Keeping):
+class Replaceable(Keeping):
     """Goes on where another one ends."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         super().__init__(settings)
         self.settings = settings
-        self.former: Succeeding | None = None
+        self.former: Replaceable | None = None
         self.may_end.set()
 
     def open(self) -> None:
         assert "bad" not in self.settings, "not open"
 
-    def open_beside(self, former: Succeeding) -> None:
+    def open_replacing(self, former: Replaceable) -> None:
         self.open()
 
-    def succeed(self, former: Succeeding) -> None:
+    def take_over(self, former: Replaceable) -> None:
         self.former = former
 
 
@@ -182,7 +182,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, **kinds: type[Hanging]) -> None:
 def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    installed(monkeypatch, same=Keeping, changed=Succeeding, gone=Hanging, new=Linking)
+    installed(monkeypatch, same=Keeping, changed=Replaceable, gone=Hanging, new=Linking)
     sections: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 1}, "gone": {}}
     before = exporter_set.make_exporters(sections)
     for each in before.values():
@@ -197,12 +197,12 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
     now = all_of_them._on
     assert list(now) == ["same", "changed", "new"]
     assert now["same"] is before["same"]
-    changed, linking = cast(Succeeding, now["changed"]), cast(Linking, now["new"])
+    changed, linking = cast(Replaceable, now["changed"]), cast(Linking, now["new"])
     linking.may_end.set()
     assert changed.former is before["changed"]
     assert linking.kept_trace_of(cast(FinalRequest, None)) == "a" * 32
     for _ in range(2):  # while the former one is closed, and then
-        all_of_them.look(_NOTHING)
+        all_of_them.on_snapshot(_NOTHING)
         assert linking.dropped[-1]["changed"] == {"queue_full": 6}
         for one in all_of_them._replaced:
             one.join()
@@ -210,7 +210,7 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
 
 
 def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, one=Succeeding, other=Hanging, taken=Refusing)
+    installed(monkeypatch, one=Replaceable, other=Hanging, taken=Refusing)
     sections: dict[str, Mapping[str, object]] = {"one": {"a": 1}}
     said = list[str]()
     exporters = exporter_set.ExporterSet(
@@ -223,7 +223,7 @@ def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(BadInput, match="exporter one raised AssertionError: not open"):
         exporters.change({"one": {"bad": 1}})
     assert exporters._on == {"one": one}
-    assert cast(Succeeding, one).former is None
+    assert cast(Replaceable, one).former is None
     exporters.change(sections)
     assert exporters._on == {"one": one}
     assert exporters.close()
@@ -238,7 +238,7 @@ def test_one_that_was_switched_off_is_opened_again(monkeypatch: pytest.MonkeyPat
     exporters = exporter_set.ExporterSet({"one": broken}, sections=sections, say=lambda _: None)
     exporters.open()
     for _ in range(2):
-        exporters.look(_NOTHING)
+        exporters.on_snapshot(_NOTHING)
     assert exporters._on == {}
     exporters.change(sections)
     (one,) = exporters._on.values()

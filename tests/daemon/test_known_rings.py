@@ -11,9 +11,9 @@ import pytest
 
 from inferscope.daemon.engines import Engines
 from inferscope.fold.fold import READER
-from inferscope.readers.follow import RingFollower
 from inferscope.readers.known_rings import MISSING_NS
 from inferscope.readers.merge import Item
+from inferscope.readers.ring_follower import RingFollower
 from inferscope.records import FINISHED, QUEUED, ProbeHealth, RequestEvent, RingOpened
 from tests.daemon.rings import SECOND_NS, Ring, Time
 from tests.fold.scripts import Finals

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from inferscope.daemon.config import PinSettings, SloSettings
 from inferscope.daemon.incidents import is_breach
 from inferscope.daemon.pins import Pins
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import Keyframe, ProbeHealth
 from inferscope.ring.recording import RecordingReader
 from tests.daemon.rings import SECOND_NS, Ring, Time

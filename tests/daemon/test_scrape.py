@@ -61,7 +61,7 @@ def exported(path: Path, out: Path) -> list[dict[str, Any]]:
     """Return a recording or a folder of rings as JSON Lines."""
     with private_file(out) as file:
         exporter = load_exporter("jsonl")(file)
-        source = open_source(path, sinks=(exporter,), listen=exporter.listen)
+        source = open_source(path, sinks=(exporter,), listen=exporter.on_record)
         catch_up(source)
         source.close()
         exporter.close(source.collector.devices(), source.collector.totals())

@@ -10,7 +10,7 @@ from typing import Any
 from inferscope_otlp import OtlpExporter
 from inferscope_prometheus import PrometheusExporter
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.readers.source import catch_up, open_source
 from tests.daemon.running import Scrape
 from tests.exporters.otlp.sink import receiving
@@ -30,10 +30,10 @@ class Folded:
     roots: dict[str, dict[str, Any]] = field(default_factory=dict)
     page: Scrape = field(default_factory=lambda: Scrape(""))
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Steps are looked at elsewhere."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Keep a request."""
         self.requests.append(request)
 
@@ -61,8 +61,8 @@ def fold(rings: Path) -> Folded:
         try:
             catch_up(source)
             view = source.snapshot(10**10)
-            traces.look(view)
-            metrics.look(view)
+            traces.on_snapshot(view)
+            metrics.on_snapshot(view)
             with urllib.request.urlopen(metrics.describe().split()[1], timeout=30) as answer:
                 folded.page = Scrape(answer.read().decode())
         finally:

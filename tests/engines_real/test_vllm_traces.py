@@ -96,7 +96,7 @@ def _send_ours(server: Server, endpoint: str) -> None:
     exporter.open()
     source = open_source(server.home, sinks=(exporter,))
     catch_up(source)
-    exporter.look(source.snapshot(10**10))
+    exporter.on_snapshot(source.snapshot(10**10))
     source.close()
     exporter.close()
     assert exporter.num_sent == len(CLIENT)

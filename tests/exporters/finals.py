@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 from inferscope.fold.snapshots import Snapshot
 
 HOUR_S = 3600

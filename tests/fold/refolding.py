@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferscope.readers.follow import MOST_BYTES
+from inferscope.readers.ring_follower import MOST_BYTES
 from inferscope.readers.source import RecordingSource, RingSource
 from inferscope.records import Keyframe, decode
 from inferscope.ring import layout

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from inferscope.attribution.blame import BLAMED
-from inferscope.attribution.rules import RULES, price_steps, rule_shares_ns
-from inferscope.attribution.spent import METRICS, breakdown
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.attribution.metric_breakdown import METRICS, breakdown
+from inferscope.attribution.split_rules import RULES, price_steps, rule_shares_ns
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.fold import READER, Collector
 from inferscope.fold.joins import ARRIVALS_NS
 from inferscope.probe.probe import digest64
@@ -59,10 +59,10 @@ class Finals:
     steps: list[FinalStep] = field(default_factory=list)
     requests: list[FinalRequest] = field(default_factory=list)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         self.steps.append(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.requests.append(request)
 
     def only(self) -> FinalRequest:

@@ -15,7 +15,7 @@ from inferscope.cost.counts import rates_of
 from inferscope.fold.amounts import count_rows
 from inferscope.fold.rows import Columns
 from inferscope.fold.steps import Joined
-from inferscope.fold.work import COMPUTE_NS, FLOPS, READ_BYTES, TOKENS, WRITE_BYTES
+from inferscope.fold.work_totals import COMPUTE_NS, FLOPS, READ_BYTES, TOKENS, WRITE_BYTES
 from inferscope.records import DECODE, PREFILL, VERIFY, Shape, StepSlices
 
 DENSE = Shape(2, 64, 4, 2, 16, 128, 512, 16, 8, 16)

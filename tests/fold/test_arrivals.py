@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import TOKENISED, RequestEvent
 from tests.fold.scripts import MS, START_NS, Finals, Ring, Script, assert_all_closes
 from tests.fold.test_cuts import assert_cuts_do_not_show

@@ -10,10 +10,10 @@ import pytest
 from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
-from inferscope.attribution.culprits import BlameShare
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.fold.view import snapshot
 from inferscope.probe import Probe
 from inferscope.readers.source import RingSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import Emitted, Record
 from tests.fold.scripts import MS, START_NS, Script, assert_all_closes
 

@@ -13,9 +13,9 @@ from inferscope_prometheus.engine_counters import ReplicaCounters
 from inferscope_prometheus.families import EngineSample, families
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.fold.fold import Collector
-from inferscope.fold.join.accounts import (
+from inferscope.fold.join.counter_shares import (
     BUCKET_NS,
     BUSY,
     ENERGY,
@@ -28,7 +28,7 @@ from inferscope.fold.join.accounts import (
 from inferscope.fold.join.counters import LONGEST_WAIT_NS
 from inferscope.fold.snapshots import CountersView, PhaseUse
 from inferscope.fold.view import snapshot
-from inferscope.fold.work import NUM_COLUMNS, Work
+from inferscope.fold.work_totals import NUM_COLUMNS, WorkTotals
 from inferscope.records import TICK_NS
 from inferscope.text.lines import text_of
 from inferscope.text.panels.phases import format_counted
@@ -238,8 +238,8 @@ def test_requests_wait_until_a_tick_half_a_second_after_their_end_at_most(first_
             super().__init__()
             self.waits_ns: list[int] = []
 
-        def request(self, final: FinalRequest) -> None:
-            super().request(final)
+        def on_request(self, final: FinalRequest) -> None:
+            super().on_request(final)
             self.waits_ns.append(collector.engines["engine"].now_ns - final.delivered_ns)
 
     train = Train().alternate(until_ms=4000)
@@ -335,7 +335,7 @@ def test_a_slot_is_not_reused_until_the_buckets_of_its_last_request_are_settled(
 
 
 def test_a_request_that_ends_as_a_bucket_begins_waits_only_for_earlier_buckets() -> None:
-    work, free = Work(8), deque[int]()
+    work, free = WorkTotals(8), deque[int]()
     accounts = CounterShares(work, free)
     accounts.grow(8)
     none = [0] * NUM_COLUMNS

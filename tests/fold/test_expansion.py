@@ -19,7 +19,7 @@ from inferscope_jsonl import JsonlExporter
 from inferscope.fold.fold import READER, Collector
 from inferscope.probe import Probe
 from inferscope.probe.repeats import MOST_SAME
-from inferscope.readers import follow
+from inferscope.readers import ring_follower as follow
 from inferscope.readers.expansion import Expansion
 from inferscope.readers.merge import Merger
 from inferscope.readers.shifting import shifted

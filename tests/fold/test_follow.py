@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from inferscope.probe.clock import SystemClock
-from inferscope.readers.follow import RingFollower
 from inferscope.readers.merge import RECORD_BYTES, Item
+from inferscope.readers.ring_follower import RingFollower
 from inferscope.readers.source import RingSource
 from inferscope.records import ON, Clock, Keyframe, ProbeHealth, RingOpened, Tick, encode
 from inferscope.ring.discovery import boot_id

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferscope.attribution.culprits import BlameShare
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.fold import joins
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.fold.joins import OVERDUE_NS
 from inferscope.records import LAST_BYTE, QUEUED
 from tests.fold.scripts import MS, START_NS, Finals, Script, assert_all_closes

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from inferscope.fold.fold import READER, Collector
-from inferscope.fold.keep import Keep
+from inferscope.fold.retention import Retention
 from inferscope.records import Tick
 from tests.fold.scripts import Finals, Ring, Script
 
 
 def played(script: Script, *, until_ms: float, most: int) -> tuple[Collector, Finals]:
     finals = Finals()
-    collector = Collector(finals, keep=Keep(in_flight=most))
+    collector = Collector(finals, keep=Retention(in_flight=most))
     for item in script.items(until_ms=until_ms):
         collector.fold(item.ring, item.record)
     collector.fold(READER, Tick(collector.now_ns, collector.now_ns))

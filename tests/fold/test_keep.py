@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.fold import Collector
-from inferscope.fold.keep import ALL, Keep
+from inferscope.fold.retention import ALL, Retention
 from inferscope.fold.snapshots import NO_QUANTILES, EngineView
 from inferscope.fold.view import snapshot
 from inferscope.records import decode
 from inferscope.ring.recording import RecordingReader
 
 DEMO = Path(__file__).parents[2] / "samples" / "demo.isr"
-LITTLE = Keep(seconds=20, durations=("step",), finished=0, digest=False)
+LITTLE = Retention(seconds=20, durations=("step",), finished=0, digest=False)
 
 
 class _Recorder:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         self.told.append(repr((step.step, step.shares_ns.tolist(), step.request_ids)))
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.told.append(repr(request))
 
 
-def _folded(keep: Keep) -> tuple[Collector, list[str], EngineView]:
+def _folded(keep: Retention) -> tuple[Collector, list[str], EngineView]:
     heard = _Recorder()
     collector = Collector(heard, keep=keep)
     reader = RecordingReader(DEMO)

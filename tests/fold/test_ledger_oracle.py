@@ -17,7 +17,7 @@ from itertools import pairwise, zip_longest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import (
     ADMITTED,
     FINISHED,

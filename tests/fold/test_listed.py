@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.snapshots import EngineView
 from inferscope.fold.view import snapshot
 from inferscope.readers.source import open_source
@@ -28,10 +28,10 @@ class Looks:
         self._look()
         self._source.close()
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Ignore a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         self.finished.append(request)
 
     def _listen(self, ring: int, record: Record) -> None:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from inferscope.attribution.culprits import BlameShare
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.fold.fold import READER
 from inferscope.fold.slots import SlotMap
 from inferscope.fold.view import snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from tests.fold.scripts import MS, START_NS, Finals, Script, assert_all_closes
 from tests.fold.test_cuts import assert_cuts_do_not_show
 

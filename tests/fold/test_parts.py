@@ -9,7 +9,7 @@ from typing import Any
 
 from inferscope_jsonl import JsonlExporter
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from tests.fold.scripts import Finals, Ring, Script, assert_all_closes
 
 CHAT = (("system", 5), ("retrieved", 2), ("user", 1))
@@ -30,7 +30,7 @@ def serve(core: Ring, index: int, chunks: Sequence[int], *, cached: int = 0) -> 
 
 def row_of(final: FinalRequest) -> Any:
     out = io.BytesIO()
-    JsonlExporter(out).request(final)
+    JsonlExporter(out).on_request(final)
     return json.loads(out.getvalue())
 
 

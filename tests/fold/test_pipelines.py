@@ -10,7 +10,7 @@ import pytest
 from inferscope.cost.book import CostBook
 from inferscope.cost.fit import features
 from inferscope.cost.step_table import StepTable
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 from tests.fold.scripts import MS, Finals, Ring, Script, assert_all_closes
 
 STAGE_MS = 4.0

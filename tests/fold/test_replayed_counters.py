@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from inferscope.fold.fold import Collector
-from inferscope.fold.join.counted import RequestCounters
+from inferscope.fold.join.request_counters import RequestCounters
 from inferscope.readers.source import RecordingSource, RingSource
 from tests.cli.running import inferscope
 from tests.fold.refolding import fold_again, folded_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from tests.fold.scripts import MS, Finals, Ring, Script, assert_all_closes
 
 

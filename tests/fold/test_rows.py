@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferscope.fold.emission_log import outsiders
 from inferscope.fold.rows import Columns
 from inferscope.fold.slots import SlotMap
 from inferscope.fold.steps import Joined
-from inferscope.fold.tokens import outsiders
 from inferscope.records import DECODE, DRAFT, PREFILL, RECOMPUTED, VERIFY, StepSlices
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.fold.join.accounts import ENERGY, SM_ACTIVE
-from inferscope.fold.join.laid_samples import AllocatedSamples, allocate_short
-from inferscope.fold.join.steps import NOTHING_MOVED, StepBuffer
+from inferscope.fold.join.counter_shares import ENERGY, SM_ACTIVE
+from inferscope.fold.join.sample_allocation import AllocatedSamples, allocate_short
+from inferscope.fold.join.step_buffer import NOTHING_MOVED, StepBuffer
 from inferscope.fold.join.windows import Window
 from inferscope.records import CounterSample
 from tests.fold.scripts import MS, START_NS, assert_all_closes

@@ -16,8 +16,8 @@ from inferscope.cli.doctor.command import examine
 from inferscope.daemon.engines import Engines
 from inferscope.fold.view import snapshot
 from inferscope.probe import EngineInfo, Probe, SystemClock
-from inferscope.readers import follow
-from inferscope.readers.follow import RingFollower
+from inferscope.readers import ring_follower as follow
+from inferscope.readers.ring_follower import RingFollower
 from inferscope.readers.shifting import shifted
 from inferscope.readers.source import RecordingSource, RingSource, open_source
 from inferscope.records import Clock, ProbeHealth, RequestEvent

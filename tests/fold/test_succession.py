@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.fold import rings
-from inferscope.fold.finals import SEVERAL_CORES
+from inferscope.fold.final_records import SEVERAL_CORES
 from inferscope.fold.fold import Collector
 from inferscope.fold.view import snapshot
 from inferscope.records import CLOSED, ON, EngineInfo

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.fold.tokens import Tokens
+from inferscope.fold.emission_log import EmissionLog
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_times_kept_once_for_a_team_are_each_members_own(seed: int, is_asked: bool) -> None:
     """Join, leave, emit alone and emit twice in any order, with and without reads in between."""
-    draw, tokens = random.Random(seed), Tokens(4)
+    draw, tokens = random.Random(seed), EmissionLog(4)
     tokens.grow(12)
     events: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(1, 9)}
     in_engine: dict[int, int] = dict.fromkeys(events, 0)

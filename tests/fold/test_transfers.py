@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferscope_jsonl.exporter import request_row
 
-from inferscope.fold.finals import KvTransfer
+from inferscope.fold.final_records import KvTransfer
 from tests.fold.scripts import MS, START_NS, Script, assert_all_closes
 
 

@@ -105,10 +105,10 @@ class Host:
         exporter.open()
         try:
             for step in self.finals.steps:
-                exporter.step(step)
+                exporter.on_step(step)
             for request in self.finals.requests:
-                exporter.request(request)
-            exporter.look(self.snapshot)
+                exporter.on_request(request)
+            exporter.on_snapshot(self.snapshot)
             return Scrape(exporter._published.render(False).decode())
         finally:
             exporter.close()

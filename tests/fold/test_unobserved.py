@@ -14,7 +14,7 @@ from inferscope_otlp.attributes import root_attributes
 from inferscope_otlp.finished import EngineResource, Finished
 from inferscope_prometheus.engine_counters import EngineCounters
 
-from inferscope.fold.finals import (
+from inferscope.fold.final_records import (
     CORE_NOT_OBSERVED,
     NOT_SEEN_BY_CORE,
     SEVERAL_CORES,
@@ -61,7 +61,7 @@ def with_a_token() -> tuple[Script, tuple[Ring, int], tuple[Ring, int]]:
 
 def row_of(final: FinalRequest) -> dict[str, Any]:
     out = io.BytesIO()
-    JsonlExporter(out).request(final)
+    JsonlExporter(out).on_request(final)
     return dict(json.loads(out.getvalue()))
 
 
@@ -301,7 +301,7 @@ def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
     _, finals = script.play(until_ms=900)
     final = finals.only()
     numbers = EngineCounters()
-    numbers.request(final)
+    numbers.on_request(final)
     counts = numbers.by_replica[0]
     assert sum(counts.cause_ns.values()) == 0
     assert sum(counts.histograms["request_queue"].counts) == 0

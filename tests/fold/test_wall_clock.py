@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from inferscope.fold.join.accounts import SM_ACTIVE
+from inferscope.fold.join.counter_shares import SM_ACTIVE
 from inferscope.fold.view import snapshot
 from inferscope.records import Clock, CounterSample
 from tests.fold.scripts import MS, START_NS

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
-from inferscope.fold.finals import CacheSavings, FinalRequest
-from inferscope.fold.work import NUM_COLUMNS, TOTALLED, Journal, Work
+from inferscope.fold.final_records import CacheSavings, FinalRequest
+from inferscope.fold.work_totals import NUM_COLUMNS, TOTALLED, Journal, WorkTotals
 from inferscope.records import (
     ADMITTED,
     DECODE,
@@ -392,7 +392,7 @@ def test_a_team_s_windows_are_clipped_step_by_step() -> None:
 def test_the_journal_sums_up_what_requests_computed_between_its_ends(seed: int) -> None:
     """Sum up at any times: further reads do not change the result."""
     draw, num_slots = random.Random(seed), 9
-    work = Work(num_slots)
+    work = WorkTotals(num_slots)
     journal = work.journal = Journal()
     ends, after = [], [totals_of(work, num_slots)]
     for _ in range(12):
@@ -418,6 +418,6 @@ def test_the_journal_sums_up_what_requests_computed_between_its_ends(seed: int) 
     assert told.sum() == since.sum()
 
 
-def totals_of(work: Work, num_slots: int) -> NDArray[np.int64]:
+def totals_of(work: WorkTotals, num_slots: int) -> NDArray[np.int64]:
     told = [work.of(slot) for slot in range(num_slots)]
     return np.array(told)[:, :, TOTALLED].reshape(num_slots, -1)

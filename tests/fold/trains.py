@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from inferscope.fold.fold import READER, Collector
-from inferscope.fold.join.accounts import SM_ACTIVE
+from inferscope.fold.join.counter_shares import SM_ACTIVE
 from inferscope.fold.join.counters import Counters
 from inferscope.readers.merge import Merger
 from inferscope.records import (

@@ -93,7 +93,7 @@ def serve(
 def judge(folder: Path) -> Judged:
     """Judge what a folder of rings says."""
     watch, finals = RunSummarizer(), Finals()
-    source = open_source(folder, sinks=(watch, finals), listen=watch.listen)
+    source = open_source(folder, sinks=(watch, finals), listen=watch.on_record)
     catch_up(source)
     source.close()
     (found,) = findings(watch)

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.insight.findings import EngineFindings, RunSummarizer, findings
 from inferscope.insight.findings.rules import FEWEST_REQUESTS
 from inferscope.records import CAUSES, FINISHES, RingOpened, StepPlan
@@ -75,12 +75,12 @@ plans = st.builds(
 
 def judged(requests: list[FinalRequest], told: list[StepPlan], copies: int) -> EngineFindings:
     watch = RunSummarizer()
-    watch.listen(0, RingOpened(0, 1, "e", "core", 0, 1, "host", "boot", 0, 0))
+    watch.on_record(0, RingOpened(0, 1, "e", "core", 0, 1, "host", "boot", 0, 0))
     for plan in told:
-        watch.listen(1, plan)
+        watch.on_record(1, plan)
     for _ in range(copies):
         for request in requests:
-            watch.request(request)
+            watch.on_request(request)
     (found,) = findings(watch)
     return found
 

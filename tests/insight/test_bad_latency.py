@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.insight.findings import Finding
 from inferscope.insight.findings.bad_latency import bad_latency
 from inferscope.insight.findings.rules import findings_of

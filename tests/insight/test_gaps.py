@@ -47,13 +47,13 @@ def test_on_a_real_run_the_gaps_give_back_what_the_ledgers_booked() -> None:
     waited: dict[str, int] = {}
 
     class Waits:
-        def step(self, step: object) -> None:
+        def on_step(self, step: object) -> None:
             steps.add(step)  # type: ignore[arg-type]
 
-        def request(self, request: object) -> None:
+        def on_request(self, request: object) -> None:
             waited[request.request_id] = int(steps.end(request).sum())  # type: ignore
 
-    source = RecordingSource(SAMPLE, sinks=(watch, finals, Waits()), listen=watch.listen)
+    source = RecordingSource(SAMPLE, sinks=(watch, finals, Waits()), listen=watch.on_record)
     source.advance()
     source.close()
     booked = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inferscope.attribution.counterfactual import Delay
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 from inferscope.insight.findings import plans, steps
 from inferscope.insight.findings.plans import PrefixStats
 from inferscope.insight.findings.steps import StepStats

@@ -48,10 +48,10 @@ def ran(
     collector = Collector(watch, finals)
     for item in script.items(until_ms=3000 + 40 * NUM_STEPS):
         collector.fold(item.ring, item.record)
-        watch.listen(item.ring, item.record)
+        watch.on_record(item.ring, item.record)
     assert len(finals.steps) == NUM_STEPS * len(took_ms)
     for step in finals.steps:
-        numbers.step(step)
+        numbers.on_step(step)
     return watch.runs["engine"], numbers.by_replica[0]
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from inferscope.attribution.rules import RULES
+from inferscope.attribution.split_rules import RULES
 from inferscope.fold.fold import Collector
 from inferscope.insight.shares import By, Shares, SharesSink
 from inferscope.readers.source import RecordingSource

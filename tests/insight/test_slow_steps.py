@@ -17,7 +17,7 @@ from torch import Tensor
 from inferscope.attribution.counterfactual import Delay
 from inferscope.engine import EngineOptions, Sampling, load_engine
 from inferscope.engine.runner import Batch, Runner
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 from inferscope.insight.findings import RunSummarizer, findings
 from inferscope.insight.findings.rules import FEWEST_REQUESTS
 from inferscope.insight.findings.run_summary import RunSummary
@@ -90,9 +90,9 @@ def counted(number: int, second: Second) -> Iterator[tuple[int, CounterSample]]:
 def watched(seconds: list[Second]) -> Slowness:
     """Return what a run of such seconds leaves, eight decode steps and two mixed ones in each."""
     watch = RunSummarizer()
-    watch.listen(0, RingOpened(0, ENGINE, "e", "core", 0, 1, "host", "boot", 0, 0))
-    watch.listen(0, RingOpened(0, SAMPLER, "sampler", "sampler", 0, 2, "host", "boot", 0, 0))
-    watch.listen(ENGINE, EngineInfo(0, "test", device_uuid="u"))
+    watch.on_record(0, RingOpened(0, ENGINE, "e", "core", 0, 1, "host", "boot", 0, 0))
+    watch.on_record(0, RingOpened(0, SAMPLER, "sampler", "sampler", 0, 2, "host", "boot", 0, 0))
+    watch.on_record(ENGINE, EngineInfo(0, "test", device_uuid="u"))
     tokens = 8
     for number, second in enumerate(seconds):
         for at in range(10):
@@ -112,7 +112,7 @@ def watched(seconds: list[Second]) -> Slowness:
                 )
             )
         for ring, sample in counted(number, second):
-            watch.listen(ring, sample)
+            watch.on_record(ring, sample)
     assert list(watch.runs) == ["e"]  # the sampler is not an engine
     return watch.runs["e"].slowness
 

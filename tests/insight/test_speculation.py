@@ -64,7 +64,7 @@ def run(accepted: int) -> dict[str, Finding]:
     collector = Collector(watch)
     for item in script.items(until_ms=at_ms + 2_000):
         collector.fold(item.ring, item.record)
-        watch.listen(item.ring, item.record)
+        watch.on_record(item.ring, item.record)
     (found,) = findings(watch)
     assert found.num_requests == NUM_REQUESTS
     assert watch.runs["engine"].steps.speculation.num_slices == NUM_REQUESTS * NUM_STEPS

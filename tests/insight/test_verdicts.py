@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.breach import Breach, BreachCause, LatencyLimit, breaches
-from inferscope.attribution.culprits import BlameShare
 from inferscope.insight.facts import Facts
 from inferscope.text.explanation import why
 from inferscope.text.verdicts import verdicts

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.attribution.blame import BLAMED
-from inferscope.attribution.culprits import BlameShare
-from inferscope.attribution.parts import PromptPart
+from inferscope.attribution.blame_shares import BlameShare
+from inferscope.attribution.prompt_parts import PromptPart
 from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.fold.snapshots import RequestRow
 from inferscope.insight.facts import Facts, Waiting
@@ -41,7 +41,7 @@ def everyone() -> list[tuple[Facts, dict[str, int]]]:
 
     def listen(ring: int, record: Record) -> None:
         for witness in witnesses:
-            witness.listen(ring, record)
+            witness.on_record(ring, record)
 
     ledgers = _Ledgers()
     source = RecordingSource(SAMPLE, sinks=(*witnesses, ledgers), listen=listen)
@@ -62,10 +62,10 @@ class _Ledgers:
     def __init__(self) -> None:
         self.by_id: dict[str, dict[str, int]] = {}
 
-    def step(self, step: object) -> None:
+    def on_step(self, step: object) -> None:
         """Steps do not matter here."""
 
-    def request(self, request: object) -> None:
+    def on_request(self, request: object) -> None:
         self.by_id[request.request_id] = request.ledger_ns  # type: ignore[attr-defined]
 
 

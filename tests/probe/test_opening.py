@@ -216,7 +216,7 @@ def test_a_ring_that_is_not_made_in_time_blocks_nothing_and_leaves_nothing_behin
 WAITING = """
 import os, signal, sys, time
 from inferscope.probe import EngineInfo, Probe
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 
 reading, writing = os.pipe()
 os.set_blocking(writing, False)
@@ -318,7 +318,7 @@ def test_a_probe_without_its_thread_leaves_nothing_behind(
     def fails(*given: object, **named: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("inferscope.probe.keeper.threading.Thread", fails)
+    monkeypatch.setattr("inferscope.probe.housekeeping.threading.Thread", fails)
     assert not Probe.open(INFO).on
     assert not list((tmp_path / "rings" / "engine").iterdir())
 

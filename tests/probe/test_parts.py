@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.probe.parts import MOST_PARTS, MOST_STRETCHES, bounded, is_name, read_header
+from inferscope.probe.part_labels import MOST_PARTS, MOST_STRETCHES, bounded, is_name, read_header
 from inferscope.records import RequestEvent, decode, encode
 from tests.probe.fakes import FakeClock, make_probe, of
 

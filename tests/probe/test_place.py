@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferscope.probe.place import server_place
+from inferscope.probe.server_address import server_place
 
 
 @pytest.mark.parametrize("scope", [{}, {"server": None}, {"server": ("/run/engine.sock", None)}])

@@ -52,7 +52,7 @@ def test_a_trace_is_a_new_file_whatever_has_its_name(
     else:
         partial.write_text("of a killed process", encoding="ascii")
     send_request(ring, 1.0)
-    Profiling(ring).look()
+    Profiling(ring).poll()
     eventually(lambda: not request_path(ring).exists())
     assert trace_path(ring).read_text(encoding="ascii") == TRACE
     assert not trace_path(ring).is_symlink()
@@ -78,7 +78,7 @@ def test_a_request_that_a_full_disk_leaves_unanswered_is_not_answered_again(
     request_path(ring).write_text("1.0\n", encoding="ascii")
     beside = Profiling(ring)
     for _ in range(3):
-        beside.look()
+        beside.poll()
         assert beside._thread is not None
         beside._thread.join(10)
     assert seen == [1.0]
@@ -104,7 +104,7 @@ def test_without_a_thread_for_it_a_request_is_answered_with_the_reason(
     send_request(ring, 1.0)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        Profiling(ring).look()
+        Profiling(ring).poll()
     assert not request_path(ring).exists()
     assert "new thread" in error_path(ring).read_text(encoding="utf-8")
 
@@ -125,7 +125,7 @@ def test_a_withdrawn_request_s_trace_does_not_answer_the_next_one(
     monkeypatch.setattr(torch_profile, "record", record)
     first = send_request(ring, 1.0)
     beside = Profiling(ring)
-    beside.look()
+    beside.poll()
     assert is_recording.wait(10)
     withdraw(ring, first)
     second = send_request(ring, 2.0)
@@ -156,7 +156,7 @@ def answered(ring: Path) -> str:
     """Ask for a profile, wait for the end of its thread and return the error."""
     send_request(ring, 1.0)
     beside = Profiling(ring)
-    beside.look()
+    beside.poll()
     assert beside._thread is not None
     beside._thread.join(10)
     assert not request_path(ring).exists()
@@ -475,7 +475,7 @@ torch.set_num_threads(1)
 ring = Path(sys.argv[1])
 send_request(ring, 30.0)
 beside = profiling.Profiling(ring)
-beside.look()
+beside.poll()
 print("running", flush=True)
 """
 RECORDING = """
@@ -549,7 +549,7 @@ def test_no_profile_begins_in_a_process_that_exits(tmp_path: Path) -> None:
 NONE_BEGINS = """
 def at_last():
     beside = profiling.Profiling(ring)
-    beside.look()
+    beside.poll()
     assert beside._thread is None
     try:
         torch_profile.record(5)
@@ -579,7 +579,7 @@ ring = Path(sys.argv[1])
 def profiled(times):
     send_request(ring, 30.0)
     beside = profiling.Profiling(ring)
-    beside.look()
+    beside.poll()
     matrix = torch.ones(4, 4)
     while not torch.autograd.profiler._is_profiler_enabled:
         assert beside._thread.is_alive()
@@ -598,7 +598,7 @@ for _ in range(2):
 growth = c_library.Growth()
 send_request(ring, 0.05)
 beside = profiling.Profiling(ring)
-beside.look()
+beside.poll()
 matrix = torch.ones(4, 4)
 while beside._thread.is_alive():
     matrix @ matrix

@@ -22,7 +22,7 @@ from typing import Any, cast
 import pytest
 
 from inferscope.probe import NO_REQUEST, EngineInfo, HostTimer, Probe, opening
-from inferscope.probe.life import _MOST_QUEUED
+from inferscope.probe.lifecycle import _MOST_QUEUED
 from inferscope.probe.opening import discard
 from inferscope.records import (
     CLOSED,

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.probe import voice
-from inferscope.probe.voice import note, warn, would_block
+from inferscope.probe import host_log as voice
+from inferscope.probe.host_log import note, warn, would_block
 from tests.daemon.running import eventually
 
 PROGRAM = """
 import logging
 {setting}
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 warn("something is %s", "wrong")
 warn("something is %s", "wrong")
 """
@@ -85,7 +85,7 @@ def test_a_full_pipe_behind_a_handler_without_a_stream_blocks(
 def test_a_line_for_a_full_pipe_blocks_no_call_and_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inferscope.probe.voice._ROOM_AGAIN_S", 0.01)
+    monkeypatch.setattr("inferscope.probe.host_log._ROOM_AGAIN_S", 0.01)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -121,7 +121,7 @@ try:
 except BlockingIOError:
     os.dup2(writing, 1)
 logging.basicConfig(filename=sys.argv[1])
-from inferscope.probe.voice import warn
+from inferscope.probe.host_log import warn
 warn("a line")
 os._exit(0)
 """

@@ -13,7 +13,7 @@ from inferscope_jsonl import JsonlExporter
 from inferscope_prometheus.engine_counters import ReplicaCounters
 from inferscope_prometheus.families import EngineSample, families
 
-from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.final_records import DeviceHealth
 from inferscope.fold.fold import READER, Collector
 from inferscope.fold.view import snapshot
 from inferscope.records import (

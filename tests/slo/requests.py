@@ -6,7 +6,7 @@ from array import array
 
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferscope.fold.fold import Collector
-from inferscope.fold.judging import Judging
+from inferscope.fold.slo_sink import Judging
 from inferscope.records import FAILED, OFF, OVER_BUDGET
 from inferscope.slo import Objective, Objectives
 from inferscope.slo.judge import MOST_WARM_UP, Judge
@@ -62,7 +62,7 @@ def judged(
         if to_ms is not None and item.t_ns > START_NS + to_ms * MS:
             break
         collector.fold(item.ring, item.record)
-        judging.listen(item.ring, item.record)
+        judging.on_record(item.ring, item.record)
     return telling.told, collector, finals
 
 

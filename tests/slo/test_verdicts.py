@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import FINISHES
 from inferscope.slo import Metric, Objective
 from inferscope.slo.verdicts import FAILURES, judged, latency_limits, verdict

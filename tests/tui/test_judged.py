@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 
 def test_a_snapshot_carries_the_findings_of_the_run() -> None:
     watch = RunSummarizer()
-    source = JudgedSource(open_source(SAMPLE, sinks=(watch,), listen=watch.listen), watch)
+    source = JudgedSource(open_source(SAMPLE, sinks=(watch,), listen=watch.on_record), watch)
     source.focus = "chat-0001"
     catch_up(source.source)
     (view,) = source.snapshot(60_000_000_000).engines

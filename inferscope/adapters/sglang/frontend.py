@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
+from inferscope.adapters.sampling_attributes import asked
 
 _MARK = "_inferscope_tokens"
 """Attribute of SGLang's `ReqState`: number of its tokens that were produced."""

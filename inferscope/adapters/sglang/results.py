@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from inferscope.adapters.sglang.followed import MARK, Followed, Verified
 from inferscope.adapters.sglang.phases import Rows, finish_of_json, rows_of
+from inferscope.adapters.sglang.state import MARK, Followed, Verified
 from inferscope.probe import Deferred, Probe
 
 

@@ -31,7 +31,6 @@ from typing import Any
 
 import msgspec
 
-from inferscope.adapters.sglang.followed import MARK, Followed, Launch, Team
 from inferscope.adapters.sglang.phases import (
     HEALTH_CHECK,
     Part,
@@ -42,6 +41,7 @@ from inferscope.adapters.sglang.phases import (
     rows_of,
 )
 from inferscope.adapters.sglang.results import Results
+from inferscope.adapters.sglang.state import MARK, Followed, Launch, Team
 from inferscope.probe import MAX_LIVE, Clock, Deferred, Probe, SystemClock, digest64
 from inferscope.records import VERIFY, RequestIndex
 

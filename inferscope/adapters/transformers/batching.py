@@ -21,10 +21,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from inferscope.adapters.asked import asked
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.recorder import Recorder
-from inferscope.adapters.stretches import Stretches
+from inferscope.adapters.sampling_attributes import asked
+from inferscope.adapters.slice_builder import Stretches
 from inferscope.probe import Deferred
 from inferscope.records import RequestIndex
 

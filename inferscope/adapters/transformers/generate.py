@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.recorder import Recorder
-from inferscope.adapters.stretches import Stretches
+from inferscope.adapters.slice_builder import Stretches
 from inferscope.adapters.transformers.info import asked_of, is_asynchronous
 from inferscope.probe import Deferred
 from inferscope.records import RequestIndex

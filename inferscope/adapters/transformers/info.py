@@ -6,7 +6,7 @@ import hashlib
 import sys
 from typing import Any
 
-from inferscope.adapters.asked import asked
+from inferscope.adapters.sampling_attributes import asked
 from inferscope.adapters.shapes import shape_of
 from inferscope.probe import EngineInfo, EventTimer, HostTimer, StepTimer, TorchEvents
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from inferscope.adapters.asked import asked
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Around, Patches
+from inferscope.adapters.sampling_attributes import asked
 from inferscope.adapters.vllm.info import engine_info
 from inferscope.probe import Probe
 

@@ -119,12 +119,14 @@ def source_of(
     """
     path = path_of(target)
     if path is not None:
-        return open_source(path, sinks=(watch,), listen=watch.listen)
+        return open_source(path, sinks=(watch,), listen=watch.on_record)
     engine = engine_of(target, choose=choose)
     command = sampler_hint(engine)
     if command is not None:
         sys.stderr.write(f"no sampler reads this GPU's counters; start one with: {command}\n")
-    return RingSource(rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.listen)
+    return RingSource(
+        rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.on_record
+    )
 
 
 def _chooser(options: argparse.Namespace) -> Choose | None:

@@ -157,7 +157,7 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
 
     def judged(ready: Ready) -> JudgedSource:
         source = RingSource(
-            _rings_of(engine_id), name=_title(ready), sinks=(watch,), listen=watch.listen
+            _rings_of(engine_id), name=_title(ready), sinks=(watch,), listen=watch.on_record
         )
         return JudgedSource(source, watch)
 
@@ -285,7 +285,7 @@ def _write_outputs(source: RingSource, options: argparse.Namespace) -> int:
 
         def listen(ring: int, record: Record) -> None:
             for each in listeners:
-                each.listen(ring, record)
+                each.on_record(ring, record)
 
         replayed = RecordingSource(recording, sinks=(*exporters, watch), listen=listen)
         replayed.advance()

@@ -102,7 +102,7 @@ def _judged(target: str, objectives: Objectives) -> list[CheckedEngine]:
 
     judging = Judging(judge_of)
     source = fold_all(
-        target, judging, patience_s=_PATIENCE_S, listen=judging.listen, watch=judging.watch
+        target, judging, patience_s=_PATIENCE_S, listen=judging.on_record, watch=judging.watch
     )
     if not counting:
         raise NotFound(

@@ -19,7 +19,7 @@ from operator import add
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.fold.join.accounts import (
+from inferscope.fold.join.counter_shares import (
     BUCKET_NS,
     ENERGY,
     NUM_COUNTED,
@@ -28,11 +28,11 @@ from inferscope.fold.join.accounts import (
     EndedRequest,
     SettledBucket,
 )
-from inferscope.fold.join.counted import CounterReporter, RequestCounters
 from inferscope.fold.join.device import FOREIGN_SHARE, SILENT_NS, DeviceJoin, JoinTotals
 from inferscope.fold.join.host_use import TELLS_CPU, HostUse
+from inferscope.fold.join.request_counters import CounterReporter, RequestCounters
 from inferscope.fold.join.stamps import MappedSample
-from inferscope.fold.join.steps import Moved, StepBuffer
+from inferscope.fold.join.step_buffer import Moved, StepBuffer
 from inferscope.fold.rings import RingState
 from inferscope.fold.steps import Execution, SplitStep
 from inferscope.records import EngineInfo, plain_uuid

@@ -19,7 +19,7 @@ from operator import add, mul
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.fold.join.accounts import (
+from inferscope.fold.join.counter_shares import (
     BUSY,
     ENERGY,
     NUM_COUNTED,
@@ -29,7 +29,7 @@ from inferscope.fold.join.accounts import (
     SettledBucket,
 )
 from inferscope.fold.join.fits import RollingFit
-from inferscope.fold.join.laid_samples import (
+from inferscope.fold.join.sample_allocation import (
     MOVING,
     AllocatedSamples,
     Term,
@@ -38,7 +38,7 @@ from inferscope.fold.join.laid_samples import (
     terms_of_energy,
     terms_of_short,
 )
-from inferscope.fold.join.steps import (
+from inferscope.fold.join.step_buffer import (
     BLURRED,
     BY_EXPECTED,
     BYTES_READ,

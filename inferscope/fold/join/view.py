@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.fold.join.accounts import (
+from inferscope.fold.join.counter_shares import (
     BUSY,
     ENERGY,
     NUM_COUNTED,
@@ -16,7 +16,7 @@ from inferscope.fold.join.accounts import (
     WRITE,
     SettledBucket,
 )
-from inferscope.fold.join.counted import MOST_BLUR, NAMES
+from inferscope.fold.join.request_counters import MOST_BLUR, NAMES
 from inferscope.fold.snapshots import CountersView, DeviceCounters, PhaseUse
 from inferscope.records import driver_uuid
 

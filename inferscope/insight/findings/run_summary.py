@@ -57,18 +57,18 @@ class RunSummarizer:
         self._front_ends: set[int] = set()
         self._samplers: set[int] = set()
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add a step."""
         run = self._run(step.engine_id)
         if run.steps.add(step):
             run.slowness.add(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request."""
         run = self._run(request.engine_id)
         run.requests.add(request, run.steps.end(request))
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Add a record of the fold."""
         if isinstance(record, RingOpened):
             if record.role == SAMPLER_ROLE:
@@ -88,7 +88,7 @@ class RunSummarizer:
         if isinstance(record, StepPlan):
             run.plans.add(record)
         elif isinstance(record, StepSlices):
-            run.steps.speculation.listen(record)
+            run.steps.speculation.add_slices(record)
         elif isinstance(record, RequestEvent):
             run.prefixes.add(record)
         elif isinstance(record, EngineInfo):

@@ -81,13 +81,13 @@ class SloFindings:
         self._judges[engine_id] = judge, counting
         return judge
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Add a step."""
-        self._summarizer.step(step)
+        self._summarizer.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Add a request with its results."""
-        self._summarizer.request(request)
+        self._summarizer.on_request(request)
         self._lives_ns[request.engine_id] += request.delivered_ns - request.arrived_ns
         results = {} if request.judged is None else request.judged.results
         if all(results.values()):

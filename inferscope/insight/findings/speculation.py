@@ -36,7 +36,7 @@ class Speculation:
         self.spent_ns = 0
         self.plain_ns = 0.0
 
-    def listen(self, slices: StepSlices) -> None:
+    def add_slices(self, slices: StepSlices) -> None:
         """Add a step's rows, for the proposed and accepted tokens."""
         if VERIFY not in slices.phases:
             return

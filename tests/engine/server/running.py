@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.readers.source import RingSource
 from tests.children import child
 
@@ -148,10 +148,10 @@ class Finals:
     def __init__(self) -> None:
         self.requests: list[FinalRequest] = []
 
-    def step(self, step: object) -> None:
+    def on_step(self, step: object) -> None:
         """Ignore a step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Keep a final request."""
         self.requests.append(request)
 

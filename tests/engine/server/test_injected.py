@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from inferscope.attribution.spent import breakdown
-from inferscope.fold.finals import FinalRequest
+from inferscope.attribution.metric_breakdown import breakdown
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import ADMITTED
 from tests.engine.server.running import Server, Stream
 from tests.engine.server.test_records import request_events

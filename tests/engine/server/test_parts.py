@@ -18,7 +18,7 @@ from inferscope.engine.server.chat import Template, load_template, plain
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import ContentPart, Message
 from inferscope.engine.tokenizer import Sections
-from inferscope.probe.parts import MOST_STRETCHES
+from inferscope.probe.part_labels import MOST_STRETCHES
 from inferscope.records import RequestEvent
 from tests.cli.running import inferscope
 from tests.engine.server.running import Server

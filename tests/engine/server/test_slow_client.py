@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import FINISHED
 from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import request_events

@@ -9,7 +9,7 @@ import pytest
 from inferscope_otlp import OtlpExporter
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.snapshots import Snapshot
 from inferscope.readers.source import catch_up, open_source
 
@@ -23,11 +23,11 @@ class Finals:
     told: list[FinalStep | FinalRequest] = field(default_factory=list)
     view: Snapshot | None = None
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Keep a step."""
         self.told.append(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Keep a request."""
         self.told.append(request)
 
@@ -55,7 +55,7 @@ class Finals:
                 trace = (traces or {}).get(each.request_id, "")
                 exporter.request(replace(each, trace=trace))
         assert self.view is not None
-        exporter.look(self.view)
+        exporter.on_snapshot(self.view)
 
 
 @pytest.fixture(scope="session")

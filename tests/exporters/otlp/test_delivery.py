@@ -32,7 +32,7 @@ AT_ONCE_S = 10.0
 def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
     """Finish this many requests; return how long that took."""
     assert finals.view is not None
-    exporter.look(finals.view)
+    exporter.on_snapshot(finals.view)
     originals = finals.requests
     began = time.monotonic()
     for number in range(num):
@@ -179,8 +179,8 @@ def test_another_endpoint_gets_what_the_former_one_missed(finals: Finals) -> Non
     flood(former, finals, 30)
     with receiving() as sink:
         successor = OtlpExporter({"endpoint": sink.url})
-        successor.open_beside(former)
-        successor.succeed(former)
+        successor.open_replacing(former)
+        successor.take_over(former)
         former.close()
         assert sum(former.num_dropped.values()) == 0
         flood(successor, finals, 5)
@@ -201,7 +201,7 @@ def test_a_child_of_a_fork_sends_nothing_and_does_not_wait(finals: Finals) -> No
             if not child:
                 code = 1
                 try:
-                    exporter.request(finals.requests[0])
+                    exporter.on_request(finals.requests[0])
                     exporter.close()
                     code = 0 if (exporter.num_sent, exporter.num_waiting) == (0, 0) else 2
                 finally:
@@ -316,7 +316,7 @@ def test_nothing_is_sent_before_the_wall_clock_is_known(finals: Finals) -> None:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
         for request in finals.requests:
-            exporter.request(request)
+            exporter.on_request(request)
         time.sleep(0.05)
         assert exporter.num_waiting == len(finals.requests)
         assert close(exporter) < AT_ONCE_S
@@ -331,11 +331,11 @@ def test_a_wall_clock_that_is_set_while_traces_wait_does_not_move_them(finals: F
     with receiving(status=503) as sink:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
-        exporter.look(view)
-        exporter.request(request)
+        exporter.on_snapshot(view)
+        exporter.on_request(request)
         wait_until(lambda: sink.num_connections > 0)
-        exporter.look(dataclasses.replace(view, real_ns=view.real_ns + set_by_ns))
-        exporter.request(replace(request, request_id="later"))
+        exporter.on_snapshot(dataclasses.replace(view, real_ns=view.real_ns + set_by_ns))
+        exporter.on_request(replace(request, request_id="later"))
         sink.status = 200
         wait_until(lambda: exporter.num_sent == 2)
         close(exporter)
@@ -402,7 +402,7 @@ def test_a_trace_arrives_soon_and_closing_is_safe_twice(finals: Finals) -> None:
         wait_until(lambda: len(sink.roots()) == 1)
         exporter.close()
         assert close(exporter) < AT_ONCE_S
-        exporter.request(finals.requests[0])
+        exporter.on_request(finals.requests[0])
         assert exporter.num_dropped["closed"] == 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_otlp.facts import MAX_CHUNKS, FactTable
 
-from inferscope.fold.finals import FinalStep
+from inferscope.fold.final_records import FinalStep
 from inferscope.records import DECODE, DRAFT, PREFILL, VERIFY
 
 rows = st.lists(

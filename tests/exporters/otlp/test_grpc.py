@@ -63,7 +63,7 @@ def opened(sink: Sink, **settings: object) -> OtlpExporter:
 
 def flood(exporter: OtlpExporter, finals: Finals, num: int) -> None:
     assert finals.view is not None
-    exporter.look(finals.view)
+    exporter.on_snapshot(finals.view)
     for number in range(num):
         like = finals.requests[number % len(finals.requests)]
         exporter.request(replace(like, request_id=f"r{number}"))

@@ -7,7 +7,7 @@ from inferscope_otlp import OtlpExporter
 from inferscope_otlp.trace_sampling import FAILURES
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.records import FINISHES
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import receiving
@@ -19,9 +19,9 @@ def kept(finals: Finals, requests: list[FinalRequest], **settings: object) -> di
         exporter = OtlpExporter({"endpoint": sink.url, **settings})
         exporter.open()
         for request in requests:
-            exporter.request(request)
+            exporter.on_request(request)
         assert finals.view is not None
-        exporter.look(finals.view)
+        exporter.on_snapshot(finals.view)
         exporter.close()
         assert exporter.num_sent + exporter.num_left_out == len(requests)
         return {root.attributes["inferscope.request.id"]: root.attributes for root in sink.roots()}

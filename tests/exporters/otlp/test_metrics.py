@@ -10,7 +10,7 @@ from inferscope_otlp import OtlpExporter
 from inferscope_otlp.metrics import BOUNDS
 from msgspec.structs import replace
 
-from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.final_records import DeviceHealth
 from inferscope.fold.snapshots import DeviceCounters, Snapshot
 from tests.exporters.otlp.conftest import Finals
 from tests.exporters.otlp.sink import Sink, attributes, receiving
@@ -72,9 +72,9 @@ def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> No
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 0.001})
         exporter.open()
-        exporter.look(finals.view)
-        exporter.request(finals.requests[0])
-        exporter.look(changed(finals.view, mono_ns=finals.view.mono_ns + 10**9))
+        exporter.on_snapshot(finals.view)
+        exporter.on_request(finals.requests[0])
+        exporter.on_snapshot(changed(finals.view, mono_ns=finals.view.mono_ns + 10**9))
         exporter.request(replace(finals.requests[1], finish="engine_lost"))
         exporter.request(replace(finals.requests[2], joined_late=True))
         exporter.close()
@@ -104,7 +104,7 @@ def device_points(*looks: Snapshot) -> dict[str, Any]:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
         exporter.open()
         for look in looks:
-            exporter.look(look)
+            exporter.on_snapshot(look)
         exporter.close()
         groups = [group for post in sink.metrics for group in post.resource_metrics]
     found = [each for group in groups for each in group.scope_metrics[0].metrics]
@@ -202,7 +202,7 @@ def test_all_of_many_engines_are_reported(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
         exporter.open()
-        exporter.look(changed(finals.view, engines=engines))
+        exporter.on_snapshot(changed(finals.view, engines=engines))
         for name in names:
             exporter.request(replace(finals.requests[0], engine_id=name))
         exporter.close()

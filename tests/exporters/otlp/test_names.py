@@ -16,8 +16,8 @@ from msgspec.structs import replace as changed
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from inferscope.fold.finals import DeviceHealth, FinalRequest, KvTransfer
-from inferscope.fold.join.counted import NAMES, Provenance, RequestCounters
+from inferscope.fold.final_records import DeviceHealth, FinalRequest, KvTransfer
+from inferscope.fold.join.request_counters import NAMES, Provenance, RequestCounters
 from inferscope.fold.snapshots import DeviceCounters, Snapshot
 from inferscope.records import RECOMPUTED
 from inferscope.slo.verdicts import Judged
@@ -96,12 +96,12 @@ def emitted_names(finals: Finals) -> list[str]:
         exporter = OtlpExporter({"endpoint": sink.url, **settings})
         exporter.open()
         assert finals.view is not None
-        exporter.look(on_a_gpu(finals.view))
+        exporter.on_snapshot(on_a_gpu(finals.view))
         for step in finals.steps:
             exporter.step(changed(step, flags=step.flags | RECOMPUTED))
         for request in (whole, bad, late, unobserved):
             exporter.request(with_everything(request))
-        exporter.look(on_a_gpu(finals.view))
+        exporter.on_snapshot(on_a_gpu(finals.view))
         exporter.close()
         assert exporter.num_sent == 4
         lines = set[str]()

@@ -13,7 +13,7 @@ from inferscope_otlp.spans import trace_of
 from inferscope_otlp.wire import resource_bytes, resource_spans, scope_bytes, trace_bytes, varint
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from inferscope.fold.finals import FinalRequest, KvTransfer
+from inferscope.fold.final_records import FinalRequest, KvTransfer
 from inferscope.records import FINISHES
 from tests.exporters.otlp.sink import attributes
 

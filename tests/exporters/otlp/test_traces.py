@@ -9,7 +9,7 @@ import pytest
 from inferscope_otlp import OtlpExporter
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest
+from inferscope.fold.final_records import FinalRequest
 from inferscope.readers.source import catch_up, open_source
 from inferscope.records import PREFILL, QUEUED
 from tests.exporters.otlp.conftest import DEMO, Finals
@@ -27,7 +27,7 @@ def sent(finals: Finals) -> Iterator[Sink]:
         exporter.open()
         source = open_source(DEMO, sinks=(exporter,))
         catch_up(source)
-        exporter.look(source.snapshot(10**10))
+        exporter.on_snapshot(source.snapshot(10**10))
         source.close()
         exporter.close()
         assert (exporter.num_sent, exporter.num_left_out) == (len(finals.requests), 0)
@@ -41,11 +41,11 @@ def export(finals: Finals, requests: list[FinalRequest], **settings: object) -> 
         exporter = OtlpExporter({"endpoint": sink.url, **settings})
         exporter.open()
         for step in finals.steps:
-            exporter.step(step)
+            exporter.on_step(step)
         for request in requests:
-            exporter.request(request)
+            exporter.on_request(request)
         assert finals.view is not None
-        exporter.look(finals.view)
+        exporter.on_snapshot(finals.view)
         exporter.close()
         assert exporter.num_sent == len(requests) - exporter.num_left_out
         return sink.spans()
@@ -541,9 +541,9 @@ def test_attributes_of_the_engines_choice_go_nowhere(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
-        exporter.request(request)
+        exporter.on_request(request)
         assert finals.view is not None
-        exporter.look(finals.view)
+        exporter.on_snapshot(finals.view)
         exporter.close()
         (post,) = sink.posts
         assert secret.encode() not in post.SerializeToString()
@@ -559,9 +559,9 @@ def test_synthetic_recordings_say_so_and_unknown_engines_have_no_model(finals: F
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
-        exporter.request(finals.requests[0])
+        exporter.on_request(finals.requests[0])
         exporter.request(unknown)
-        exporter.look(changed(finals.view, engines=(changed(engine, is_synthetic=True),)))
+        exporter.on_snapshot(changed(finals.view, engines=(changed(engine, is_synthetic=True),)))
         exporter.close()
         told, untold = sink.roots()
     assert told.resource["inferscope.synthetic"] is True

@@ -147,15 +147,15 @@ def opened(folder: Path, **settings: object) -> ParquetExporter:
     """Return an exporter as a collector has it."""
     exporter = ParquetExporter({"folder": str(folder), **settings})
     exporter.open()
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     return exporter
 
 
 def test_what_is_old_enough_can_be_read_while_it_goes_on(tmp_path: Path) -> None:
     exporter = opened(tmp_path, rotate_s=10, tables=["steps"])
     exporter.step(step(0, 0))
-    exporter.look(look(9))
-    exporter.look(look(10))
+    exporter.on_snapshot(look(9))
+    exporter.on_snapshot(look(10))
     eventually(lambda: bool(list(tmp_path.rglob("*.parquet"))))
     exporter.step(step(1, 11))
     exporter.close()
@@ -202,7 +202,7 @@ def test_a_disk_that_refuses_costs_rows_that_are_counted(tmp_path: Path) -> None
     exporter = opened(tmp_path, rotate_s=1, tables=["steps"])
     (tmp_path / "steps").write_bytes(b"where a folder should be")
     exporter.step(step(0, 0))
-    exporter.look(look(2))
+    exporter.on_snapshot(look(2))
     eventually(lambda: exporter.num_dropped["not_written"] == 1)
     (tmp_path / "steps").unlink()
     exporter.step(step(1, 3))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest, FinalStep
+from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.readers.source import catch_up, open_source
 from tests.cli.running import inferscope
 from tests.daemon.test_scrape import exported
@@ -40,10 +40,10 @@ class Requests:
 
     told: list[FinalRequest] = field(default_factory=list)
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Leave a step be."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Keep a request that is known from its beginning."""
         if not request.joined_late:
             self.told.append(request)
@@ -104,7 +104,7 @@ def test_what_does_not_add_up_is_found(asked: Asked, tmp_path: Path) -> None:
     question = next(each for each in QUESTIONS if each.stem == "conservation")
     target = tmp_path / "demo.parquet"
     exporter = FolderExport(target)
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     exporter.step(step(0, 0))
     exporter.step(replace(step(1, 1), padding_ns=7))
     requests = Requests()

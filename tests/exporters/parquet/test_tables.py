@@ -10,7 +10,7 @@ from inferscope_jsonl.exporter import request_row
 from msgspec.structs import replace
 
 from inferscope.errors import BadInput
-from inferscope.fold.finals import KvTransfer
+from inferscope.fold.final_records import KvTransfer
 from inferscope.readers.source import catch_up, open_source
 from inferscope.records import Record, Tick
 from tests.cli.running import inferscope
@@ -99,7 +99,7 @@ def test_only_the_owner_can_read_them(sample: Path) -> None:
 
 def test_rows_stand_in_the_hour_they_belong_to(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     for number in range(30):
         exporter.step(step(number, number * HOUR_S / 10))
     exporter.close()
@@ -127,9 +127,9 @@ def test_adapters_and_transfers_are_those_of_the_json_lines(tmp_path: Path) -> N
         replace(finals.requests[1], adapter="", transfers=()),
     ]
     exporter = FolderExport(tmp_path)
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     for request in told:
-        exporter.request(request)
+        exporter.on_request(request)
     exporter.close()
     rows = table(tmp_path, "requests").to_pylist()
     for row, line in zip(rows, map(request_row, told), strict=True):
@@ -147,9 +147,9 @@ def test_a_request_without_a_ledger_has_nulls_in_place_of_its_maps(tmp_path: Pat
     source.close()
     missing = replace(finals.requests[1], ledger_missing="core not observed", blame=())
     exporter = FolderExport(tmp_path)
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     for request in (finals.requests[0], missing, finals.requests[2]):
-        exporter.request(request)
+        exporter.on_request(request)
     exporter.close()
     before, row, after = table(tmp_path, "requests").to_pylist()
     for whole, request in ((before, finals.requests[0]), (after, finals.requests[2])):
@@ -166,9 +166,9 @@ def test_a_request_without_a_ledger_has_nulls_in_place_of_its_maps(tmp_path: Pat
 def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
     exporter.step(step(0, 0))  # before anybody knows the time
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     exporter.step(step(1, 1))
-    exporter.look(look(2, set_by_s=2 * HOUR_S))
+    exporter.on_snapshot(look(2, set_by_s=2 * HOUR_S))
     exporter.step(step(2, 3))
     exporter.close()
     began = [row["started_utc"].timestamp() - T0_S for row in table(tmp_path, "steps").to_pylist()]
@@ -177,7 +177,7 @@ def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:
 
 def test_phases_of_a_later_version_are_kept_as_numbers(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
-    exporter.look(look(0))
+    exporter.on_snapshot(look(0))
     strange = step(0, 0, num_slices=3)
     strange.phases[2] = 9
     exporter.step(strange)

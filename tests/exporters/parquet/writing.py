@@ -11,10 +11,10 @@ from inferscope_parquet import FolderExport
 from tests.exporters.finals import look, step
 
 exporter = FolderExport(Path(sys.argv[1]))
-exporter.look(look(0))
+exporter.on_snapshot(look(0))
 for number in itertools.count():
     exporter.step(step(number, number, num_slices=4000))
-    exporter.look(look(number))
+    exporter.on_snapshot(look(number))
     if number % 300 == 150:  # half of a file's life
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()

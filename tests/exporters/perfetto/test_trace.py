@@ -14,7 +14,7 @@ from inferscope_perfetto import PerfettoExporter
 from inferscope_perfetto.events import microseconds
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest, FinalStep, KvTransfer, RunTotals
+from inferscope.fold.final_records import FinalRequest, FinalStep, KvTransfer, RunTotals
 from inferscope.readers.source import catch_up, open_source
 from inferscope.records import CounterSample, EngineInfo, Record, RingOpened, StepPlan
 from tests.daemon.test_scrape import exported
@@ -47,15 +47,15 @@ class Sample:
         self.requests: list[FinalRequest] = []
 
         class Sink:
-            def step(_, step: FinalStep) -> None:
-                told.exporter.step(step)
+            def on_step(_, step: FinalStep) -> None:
+                told.exporter.on_step(step)
 
-            def request(_, request: FinalRequest) -> None:
+            def on_request(_, request: FinalRequest) -> None:
                 self.requests.append(request)
-                told.exporter.request(request)
+                told.exporter.on_request(request)
 
         def listen(ring: int, record: Record) -> None:
-            told.exporter.listen(ring, record)
+            told.exporter.on_record(ring, record)
             if isinstance(record, StepPlan):
                 self.plans.append(record)
 
@@ -170,7 +170,7 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
     assert last_ns is not None
     middle_ns = (first_ns + last_ns) // 2
     told = ParsedTrace()
-    told.exporter.request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
+    told.exporter.on_request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
     trace = told.read()
     ((track,),) = trace.of(f"requests of {request.engine_id}").values()
     out = [
@@ -215,9 +215,9 @@ def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
     at_ns = 10 * SECOND_NS
     values = {"sm_active_share": 0.5, "dram_read_bytes": 1e9, "power_w": 300.0, "pid": 7.0}
     sample = CounterSample(at_ns, "GPU-1", at_ns - SECOND_NS // 2, at_ns, "gpm", values)
-    told.exporter.listen(1, RingOpened(0, 1, "", "sampler", 0, 1, "", "", 0, 0, synthetic=True))
-    told.exporter.listen(1, sample)
-    told.exporter.listen(1, CounterSample(at_ns, "", at_ns - 1, at_ns, "host", {"cpu_ns": 1.0}))
+    told.exporter.on_record(1, RingOpened(0, 1, "", "sampler", 0, 1, "", "", 0, 0, synthetic=True))
+    told.exporter.on_record(1, sample)
+    told.exporter.on_record(1, CounterSample(at_ns, "", at_ns - 1, at_ns, "host", {"cpu_ns": 1.0}))
     trace = told.read()
     assert {name: [v for _, v in values] for (_, name), values in trace.counters.items()} == {
         "busy (gpm) sm_active_share": [0.5],
@@ -231,9 +231,9 @@ def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
 def test_replicas_have_separate_scheduler_counters() -> None:
     told = ParsedTrace()
     for ring, replica in ((1, 0), (2, 1)):
-        told.exporter.listen(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
-        told.exporter.listen(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
-        told.exporter.listen(ring, StepPlan(5, 0, 3, 4, 1, 2 + replica, 0, 0, 0))
+        told.exporter.on_record(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
+        told.exporter.on_record(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
+        told.exporter.on_record(ring, StepPlan(5, 0, 3, 4, 1, 2 + replica, 0, 0, 0))
     trace = told.read()
     assert trace.counters["steps of e", "requests running"][0][1] == 2
     assert trace.counters["steps of e", "replica 1 requests running"][0][1] == 3
@@ -255,8 +255,8 @@ def test_the_trace_begins_at_0_with_the_first_record_of_a_process(sample: Sample
 def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() -> None:
     told = ParsedTrace()
     opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
-    told.exporter.listen(0, opened)
-    told.exporter.listen(1, EngineInfo(10 * SECOND_NS, "engine"))
+    told.exporter.on_record(0, opened)
+    told.exporter.on_record(1, EngineInfo(10 * SECOND_NS, "engine"))
     told.exporter.step(step(0, 9))
     told.exporter.step(step(1, 10 - 500e-9))
     told.exporter.step(step(2, 11))

@@ -8,7 +8,7 @@ from inferscope_prometheus.cost_allocation import CostAllocation
 from inferscope_prometheus.tenants import IDLE, KEPT_NS, UNNAMED, UNUSED_AFTER, WASTE, Tenants
 from msgspec.structs import replace
 
-from inferscope.fold.finals import FinalRequest, TokenTime
+from inferscope.fold.final_records import FinalRequest, TokenTime
 from tests.exporters.otlp.conftest import Finals
 
 FINISHES = ("stop", "length", "client_cancel", "timeout", "error", "engine_lost")

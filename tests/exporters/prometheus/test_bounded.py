@@ -31,7 +31,7 @@ def test_a_page_leaves_out_the_newest_engines_as_a_whole(finals: Finals) -> None
         pages = []
         for num in (1, 8):
             views = tuple(replace(view, engine_id=f"e{number}") for number in range(num))
-            exporter.look(replace(finals.view, engines=views))
+            exporter.on_snapshot(replace(finals.view, engines=views))
             pages.append(Scrape(exporter._published.render(False).decode()))
     finally:
         exporter.close()

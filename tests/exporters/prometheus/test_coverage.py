@@ -107,7 +107,7 @@ def test_an_engine_is_asked_again_and_again() -> None:
         {"e": "http://host:1"}, finished_of=finished_of, every_s=0.002, behind_s=0.001
     )
     try:
-        coverage.look({"e": 7}, ["e"])
+        coverage.update({"e": 7}, ["e"])
         end_s = time.monotonic() + 90
         while coverage.ratio("e") != 0.0:
             assert time.monotonic() < end_s
@@ -141,16 +141,16 @@ def test_a_star_is_the_only_engine_that_is_not_named(caplog: pytest.LogCaptureFi
     urls = {"named": "http://host:1", "*": "http://host:2"}
     with covering(urls, {_OWN: 100, _ANY: 1000}) as coverage:
         ours = {"named": 7, "a-pods": 8, "gone": 9, "another": 10}
-        coverage.look(ours, ["named", "a-pods"])
+        coverage.update(ours, ["named", "a-pods"])
         eventually(lambda: coverage.ratio("a-pods") == coverage.ratio("named") == 0.0)
         assert coverage.ratio("gone") is None
         # The engine that replaced it owns the page now and starts a new count.
-        coverage.look(ours, ["another", "named"])
+        coverage.update(ours, ["another", "named"])
         eventually(lambda: coverage.ratio("another") == 0.0)
         assert coverage.ratio("a-pods") is None
         assert caplog.messages == []
         # No engine is left: the page belongs to none, and no warning is due.
-        coverage.look(ours, ["named"])
+        coverage.update(ours, ["named"])
         eventually(lambda: coverage.ratio("another") is None)
         assert caplog.messages == []
 
@@ -160,9 +160,9 @@ def test_a_star_among_several_engines_is_none_and_said_once(
 ) -> None:
     with covering({"*": "http://host:2"}, {_ANY: 1000}) as coverage:
         for _ in range(2):
-            coverage.look({"a": 1, "b": 2}, ["a"])
+            coverage.update({"a": 1, "b": 2}, ["a"])
             eventually(lambda: coverage.ratio("a") == 0.0)
-            coverage.look({"a": 1, "b": 2}, ["b", "a"])
+            coverage.update({"a": 1, "b": 2}, ["b", "a"])
             eventually(lambda: coverage.ratio("a") is None and bool(caplog.messages))
             assert coverage.ratio("b") is None
         (line,) = caplog.messages

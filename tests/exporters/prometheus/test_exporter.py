@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.parser import (
 )
 
 from inferscope.daemon.exporter_set import ExporterSet
-from inferscope.fold.finals import FinalRequest, FinalStep, TokenTime
-from inferscope.fold.snapshots import BudgetView, Promised, Snapshot
+from inferscope.fold.final_records import FinalRequest, FinalStep, TokenTime
+from inferscope.fold.snapshots import BudgetView, SloState, Snapshot
 from inferscope.records import DECODE, VERIFY
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import ObjectiveCount
@@ -42,9 +42,9 @@ class Exported:
             if isinstance(each, FinalStep):
                 self.exporter.step(each)
             else:
-                self.exporter.request(each)
+                self.exporter.on_request(each)
         if view is not None:
-            self.exporter.look(view)
+            self.exporter.on_snapshot(view)
 
     @property
     def url(self) -> str:
@@ -140,7 +140,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
         kept.append(name)
         budgets = tuple(BudgetView(each, TTFT, 8, 2, -1.0) for each in kept)
         engine = replace(view, model=name, objectives=(ObjectiveCount(TTFT, 8, 2),))
-        return replace(finals.view, engines=(engine,), promised=Promised(budgets, 0))
+        return replace(finals.view, engines=(engine,), promised=SloState(budgets, 0))
 
     it = exported()
     nums = set()
@@ -149,8 +149,8 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
             tenant = {"tenant": f"{round_}-{number}"}
             it.exporter.request(changed(finals.requests[number % 90], attributes=tenant))
         for number in range(names.MOST_MODELS):
-            it.exporter.look(with_model(f"model-{round_}-{number}"))
-        it.exporter.look(with_model("one more"))
+            it.exporter.on_snapshot(with_model(f"model-{round_}-{number}"))
+        it.exporter.on_snapshot(with_model("one more"))
         scrape = it.scrape()
         nums.add(len(scrape.text.splitlines()))
         assert scrape.total("inferscope_requests_total", model_name="other") == 3000 * (round_ + 1)
@@ -169,7 +169,7 @@ def test_budgets_of_models_with_one_label_are_merged(finals: Finals, exported: A
         BudgetView("", TTFT, 100, 0, 1.0),
     ]
     it = exported()
-    it.exporter.look(replace(finals.view, engines=(), promised=Promised(tuple(budgets), 0)))
+    it.exporter.on_snapshot(replace(finals.view, engines=(), promised=SloState(tuple(budgets), 0)))
     scrape = it.scrape()
     window = "inferscope_slo_window_requests"
     assert scrape.one(window, model_name="other", result="good") == 270
@@ -255,13 +255,13 @@ def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
         exporter_set.open()
         try:
             assert finals.view is not None
-            exporter_set.look(finals.view)
+            exporter_set.on_snapshot(finals.view)
             for request in finals.requests[:10]:
-                exporter_set.request(request)
+                exporter_set.on_request(request)
             url = exporters["prometheus"].describe().split()[1]
 
             def dropped() -> float:
-                exporter_set.look(finals.view)  # type: ignore[arg-type]
+                exporter_set.on_snapshot(finals.view)  # type: ignore[arg-type]
                 with urllib.request.urlopen(url, timeout=30) as answer:
                     scrape = Scrape(answer.read().decode())
                 return scrape.one(
@@ -328,8 +328,8 @@ def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
         try:
             assert finals.view is not None
             for request in finals.requests:
-                exporter_set.request(request)
-            exporter_set.look(finals.view)
+                exporter_set.on_request(request)
+            exporter_set.on_snapshot(finals.view)
             url = exporters["prometheus"].describe().split()[1]
             asked = urllib.request.Request(url, headers=OPEN)
             with urllib.request.urlopen(asked, timeout=30) as answer:
@@ -359,12 +359,12 @@ def test_an_exemplar_keeps_its_time_until_the_wall_clock_is_set(finals: Finals) 
     exporter.open()
     try:
         for request in finals.requests:
-            exporter.request(request)
+            exporter.on_request(request)
         asked = urllib.request.Request(exporter.describe().split()[1], headers=OPEN)
 
         def times(set_by_ns: int) -> list[float]:
             view = replace(finals.view, real_ns=finals.view.real_ns + set_by_ns)
-            exporter.look(view)
+            exporter.on_snapshot(view)
             with urllib.request.urlopen(asked, timeout=30) as answer:
                 families = read_open(answer.read().decode())
             samples = [sample for family in families for sample in family.samples]

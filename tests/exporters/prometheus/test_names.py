@@ -20,15 +20,15 @@ from inferscope_prometheus.page import page
 from inferscope_prometheus.slo_families import slo_families
 from msgspec.structs import replace as changed
 
-from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.final_records import DeviceHealth
 from inferscope.fold.snapshots import (
     BudgetView,
+    CollectorInfo,
     CountersView,
     DeviceCounters,
     EngineView,
-    Promised,
     RankView,
-    Running,
+    SloState,
 )
 from inferscope.records import THROTTLES
 from inferscope.slo.objectives import Objective
@@ -77,20 +77,20 @@ def exported(finals: Finals) -> Scrape:
         for request in finals.requests:
             exporter.request(changed(request, adapter="sql"))
         for step in finals.steps:
-            exporter.step(step)
+            exporter.on_step(step)
             exporter.step(changed(step, rank=1))
         assert finals.view is not None
         (view,) = finals.view.engines
         now = replace(finals.view, engines=(with_everything(view),), mono_ns=view.through_ns)
-        exporter.look(now)
+        exporter.on_snapshot(now)
         (look,) = exporter._published.now.samples
     finally:
         exporter.close()
     budget = BudgetView("m", _OBJECTIVE, 1, 0, 1.0)
     exported_names = (
         *families([replace(look, coverage=0.99)], dropped={"otlp": {"closed": 0}}),
-        *slo_families([(look.whole, look.view.objectives[0])], Promised((budget,), 0.0)),
-        *collector_families(Running("1", "0" * 12, num_refused={"engines": 0})),
+        *slo_families([(look.whole, look.view.objectives[0])], SloState((budget,), 0.0)),
+        *collector_families(CollectorInfo("1", "0" * 12, num_refused={"engines": 0})),
     )
     exported_names = (*bounded(exported_names, order=(), guests={}, most=1000),)
     return Scrape(page(exported_names, is_open=False).decode())

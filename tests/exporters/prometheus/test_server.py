@@ -405,11 +405,11 @@ def test_another_address_of_the_same_port_is_served_before_the_first_one_ends(
     broken = PrometheusExporter({"host": "0.0.0.0", "port": port, "token_file": str(tmp_path)})
     try:
         with pytest.raises(BadInput, match=r"cannot read token_file .* Name a file"):
-            broken.open_beside(former)
+            broken.open_replacing(former)
         with pytest.raises(BadInput, match="in use"):
             successor.open()
-        successor.open_beside(former)
-        successor.succeed(former)
+        successor.open_replacing(former)
+        successor.take_over(former)
         with pytest.raises(BadInput, match="in use"):
             PrometheusExporter({"host": "0.0.0.0", "port": port}).open()
         former.close()

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from inferscope.attribution import Components, PromptCost
 from inferscope.fold.amounts import Counted, count_rows
 from inferscope.fold.devices import RankTime
-from inferscope.fold.finals import FinalStep, RemoteWork, Sink
-from inferscope.fold.join.steps import NOTHING_MOVED
-from inferscope.fold.lives import RequestLifecycle
+from inferscope.fold.final_records import FinalStep, RemoteWork, Sink
+from inferscope.fold.join.step_buffer import NOTHING_MOVED
+from inferscope.fold.request_lifecycle import RequestLifecycle
 from inferscope.fold.rows import NO_ROWS, Columns
 from inferscope.fold.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.fold.windows import SECOND_NS
@@ -298,7 +298,7 @@ class StepBooker:
                 bounded_ns=split.delay.bounded_ns,
             )
             for sink in self._sinks:
-                sink.step(final)
+                sink.on_step(final)
 
     def _ids_of(self, slots: Ints) -> tuple[str, ...]:
         """Return the engine's request IDs of slots; equal consecutive slots share one tuple."""

@@ -1,6 +1,6 @@
 """SLO evaluation over a fold: a sink and listener that passes requests to their engine's judge.
 
-    source = RingSource(…, sinks=(judging,), listen=judging.listen)
+    source = RingSource(…, sinks=(judging,), listen=judging.on_record)
     judging.watch(source.collector)
 
 The fold itself is independent of objectives; its digest is the same with and without them.
@@ -14,7 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from inferscope.fold.engine import EngineFold
-from inferscope.fold.finals import FinalRequest, FinalStep, Sink
+from inferscope.fold.final_records import FinalRequest, FinalStep, Sink
 from inferscope.fold.fold import Collector
 from inferscope.fold.rings import current_rings
 from inferscope.fold.view import model_of
@@ -40,7 +40,7 @@ class Judging:
         """Set the fold before its first record."""
         self._collector = collector
 
-    def listen(self, ring: int, record: Record) -> None:
+    def on_record(self, ring: int, record: Record) -> None:
         """Check deadlines at every Tick."""
         if type(record) is not Tick or self._collector is None:
             return
@@ -54,12 +54,12 @@ class Judging:
                 ledger_ns=partial(_ledger_ns, engine),
             )
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Pass a step on."""
         if self._sink is not None:
-            self._sink.step(step)
+            self._sink.on_step(step)
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Judge a request and pass it on with its results."""
         assert self._collector is not None, "watch() comes first"
         engine = self._collector.engines[request.engine_id]
@@ -70,7 +70,7 @@ class Judging:
         else:
             found = judge.request(request, request.request_id, now_ns=now_ns)
         if self._sink is not None:
-            self._sink.request(replace(request, judged=found))
+            self._sink.on_request(replace(request, judged=found))
 
     def _judge(self, engine: EngineFold) -> Judge:
         judge = self._judges.get(engine.engine_id)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import amounts_until, one_by_one
-from inferscope.fold.join.accounts import ENERGY, NUM_COUNTED
-from inferscope.fold.join.steps import (
+from inferscope.fold.join.counter_shares import ENERGY, NUM_COUNTED
+from inferscope.fold.join.step_buffer import (
     BLURRED,
     BY_EXPECTED,
     BYTES_READ,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from inferscope.fold.join.accounts import (
+from inferscope.fold.join.counter_shares import (
     BUSY,
     BY,
     ENERGY,

@@ -26,10 +26,10 @@ from typing import Any
 from inferscope.host_signals import pass_on, suppressed
 from inferscope.probe.budget import Budget, budget_share
 from inferscope.probe.columns import text
+from inferscope.probe.host_log import warn, would_block
 from inferscope.probe.log import MOST_UNSUPPORTED, Log
 from inferscope.probe.process_mark import ProcessMark, process_mark
 from inferscope.probe.spans import Spans
-from inferscope.probe.voice import warn, would_block
 from inferscope.records import CLOSED, FAILED, OFF, ON, OVER_BUDGET, UNSUPPORTED
 
 _PATIENCE_S = 0.1

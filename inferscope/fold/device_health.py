@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from inferscope.fold.finals import DeviceHealth
+from inferscope.fold.final_records import DeviceHealth
 from inferscope.records import (
     IDLE_CLOCKS,
     THROTTLES,

@@ -20,7 +20,7 @@ _MOST_LOGGED = 4096
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
-class Tokens:
+class EmissionLog:
     """Emission events by slot; all times are host nanoseconds."""
 
     def __init__(self, num_slots: int) -> None:

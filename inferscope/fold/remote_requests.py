@@ -12,7 +12,7 @@ import numpy as np
 
 from inferscope.attribution import Delay, parts_ns, price
 from inferscope.cost import CostBook, StepTable
-from inferscope.fold.finals import RemoteWork
+from inferscope.fold.final_records import RemoteWork
 from inferscope.fold.rows import NO_ROWS
 from inferscope.fold.steps import Execution, SplitStep
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import amounts_until
-from inferscope.fold.join.accounts import BUSY, ENERGY, NUM_COUNTED, READ, SM_ACTIVE, WRITE
+from inferscope.fold.join.counter_shares import BUSY, ENERGY, NUM_COUNTED, READ, SM_ACTIVE, WRITE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

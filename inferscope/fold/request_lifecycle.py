@@ -33,7 +33,7 @@ from inferscope.attribution import (
 from inferscope.cost import RESIDUAL_STEPS, CostBook, Rates
 from inferscope.fold.costs import phase_work, prompt_parts, saved_by_cache
 from inferscope.fold.emissions import Emissions
-from inferscope.fold.finals import (
+from inferscope.fold.final_records import (
     CORE_NOT_OBSERVED,
     MOST_TRANSFERS,
     NOT_SEEN_BY_CORE,
@@ -44,17 +44,17 @@ from inferscope.fold.finals import (
     Sink,
     TokenTime,
 )
-from inferscope.fold.join.accounts import EndedRequest
+from inferscope.fold.join.counter_shares import EndedRequest
 from inferscope.fold.join.counters import LONGEST_WAIT_NS, Counters
-from inferscope.fold.keep import Keep
 from inferscope.fold.recent import Recent
 from inferscope.fold.requests import Request, RequestTable
+from inferscope.fold.retention import Retention
 from inferscope.fold.rings import RingState, is_core_observed
 from inferscope.fold.slots import SlotMap
 from inferscope.fold.steps import Execution, SplitStep
 from inferscope.fold.timeline import Fact
 from inferscope.fold.windows import Bucket, Windows
-from inferscope.fold.work import (
+from inferscope.fold.work_totals import (
     COMPUTE_NS,
     DRAFT_NS,
     DRAFT_TOKENS,
@@ -114,7 +114,7 @@ class RequestLifecycle:
         mix: Callable[[bytes], None] | None,
         book: CostBook,
         rings: dict[int, RingState],
-        keep: Keep,
+        keep: Retention,
     ) -> None:
         self._engine_id = engine_id
         self._sinks = sinks
@@ -602,7 +602,7 @@ class RequestLifecycle:
             self._held.append((self.num_finished, final, left))
             return
         for sink in self._sinks:
-            sink.request(final)
+            sink.on_request(final)
 
     def emit_finalized(self, through_ns: int, now_ns: int) -> None:
         """Emit finished requests whose counter values are settled, in the order of finality.
@@ -623,7 +623,7 @@ class RequestLifecycle:
             if self._mix is not None:
                 self._mix(encode(final.counters))
             for sink in self._sinks:
-                sink.request(final)
+                sink.on_request(final)
 
     def end(self) -> None:
         """Emit all waiting requests at the end of the input."""
@@ -631,7 +631,7 @@ class RequestLifecycle:
             self.counters.settle()
         for final in self._counted(len(self._held)):
             for sink in self._sinks:
-                sink.request(final)
+                sink.on_request(final)
 
     def _counted(self, num: int) -> list[FinalRequest]:
         """Return the first held requests with their counter values.

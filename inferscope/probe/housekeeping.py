@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from inferscope.host_signals import suppressed
+from inferscope.probe.host_log import would_block
 from inferscope.probe.host_pressure import HostPressure
-from inferscope.probe.life import Life
+from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import HEALTH_NS, Log
 from inferscope.probe.profiling import Profiling
 from inferscope.probe.spans import Spans
-from inferscope.probe.voice import would_block
 from inferscope.records import UNSUPPORTED, CounterSample
 from inferscope.ring import ControlByte
 
@@ -85,7 +85,7 @@ class Keeper:
             ring.beat(now_ns)
             self._read_switch()
             if self._profiling is not None:
-                self._profiling.look()
+                self._profiling.poll()
             if life.on and self._host.is_due(now_ns):
                 self._read_host(now_ns)
             if life.on and self.write_overdue is not None:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.fold.work import TOTALLED, Journal, Work
+from inferscope.fold.work_totals import TOTALLED, Journal, WorkTotals
 
 Floats = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ class CounterShares:
         last: number of the newest bucket, -1 before the first.
     """
 
-    def __init__(self, work: Work, free: deque[int]) -> None:
+    def __init__(self, work: WorkTotals, free: deque[int]) -> None:
         """Start without requests.
 
         Args:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import BlameShare, Components, Delay, PromptPart
 from inferscope.clock_skew import SkewedClock
-from inferscope.fold.join.counted import NOT_COUNTED, RequestCounters
+from inferscope.fold.join.request_counters import NOT_COUNTED, RequestCounters
 from inferscope.slo import Judged
 
 Ints = NDArray[np.int64]
@@ -269,8 +269,8 @@ class RunTotals:
 class Sink(Protocol):
     """Receiver of final steps and requests."""
 
-    def step(self, step: FinalStep) -> None:
+    def on_step(self, step: FinalStep) -> None:
         """Receive a final step."""
 
-    def request(self, request: FinalRequest) -> None:
+    def on_request(self, request: FinalRequest) -> None:
         """Receive a final request."""

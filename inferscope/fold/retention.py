@@ -11,7 +11,7 @@ from typing import NamedTuple
 DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 
 
-class Keep(NamedTuple):
+class Retention(NamedTuple):
     """Limits on what a fold keeps; the defaults keep everything."""
 
     seconds: int = 320
@@ -26,4 +26,4 @@ class Keep(NamedTuple):
     """Whether to compute a digest of all final records, for comparing folds of the same records."""
 
 
-ALL = Keep()
+ALL = Retention()

@@ -29,7 +29,7 @@ TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
 NUM_TOTALLED = len(TOTALLED)
 
 
-class Work:
+class WorkTotals:
     """Amounts by phase (prefill, decode), slot and column.
 
     Attributes:
