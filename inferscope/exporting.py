@@ -1,11 +1,11 @@
-"""Exporters: what they are, and how the ones installed here are found.
+"""Exporters: their interfaces, and how the installed ones are found.
 
-An exporter is a class in the entry-point group `inferscope.exporters`. The core knows none by
-import: ours and a third party's load the same way. There are two kinds. An `Exporter` turns a file
-into another (`inferscope export`); a `LiveExporter` says so by `is_live` and serves or sends what a
-collector sees, for as long as it runs (`inferscope collect`). Both are told everything that becomes
-final, in fold order, and closed once. A live one that writes files may do so for a recording too:
-`into` returns its `FolderExporter`.
+An exporter is a class in the entry-point group `inferscope.exporters`. The core imports none by
+name, so ours and those of others load the same way. There are two kinds. An `Exporter` converts a
+file (`inferscope export`). A `LiveExporter` has `is_live` set, and serves or sends the data of a
+collector while it runs (`inferscope collect`). Both receive each final step and request, in fold
+order, and are closed once. A live exporter that writes files can also write those of a recording:
+its `into` returns a `FolderExporter`.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ _OURS = "inferscope-llm"
 
 
 class Exporter(Protocol):
-    """Writes final steps and requests to a file."""
+    """Exporter that writes final steps and requests to a file."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        """Take the file, open for writing; the caller closes it."""
+        """Keep the file, which is open for writing; the caller closes it."""
 
     def on_step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Receive a step."""
 
     def on_request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Receive a request."""
 
     def close(self, devices: list[DeviceTime], totals: RunTotals) -> None:
-        """Write what is only known at the end."""
+        """Write the totals, which are known only at the end."""
 
 
 @runtime_checkable
 class Listening(Protocol):
-    """Optional part of an `Exporter` that also receives each record once it is folded."""
+    """Optional part of an `Exporter`: it also receives each record, once the record is folded."""
 
     def on_record(self, ring: int, record: Record) -> None:
-        """Take a record of the ring with this number."""
+        """Receive a record of the ring with this number."""
 
 
 class LiveExporter(Protocol):
-    """Serves or sends what a collector sees. One thread calls it: it must never wait for a peer.
+    """Exporter that serves or sends a collector's data.
 
-    If a method raises, the exporter is closed and not called again; the others go on.
+    One thread calls all of its methods, so that none of them may wait for a peer. If a method
+    raises, the exporter is closed and not called again; the others continue.
     """
 
     is_live: ClassVar[bool]
 
     def __init__(self, settings: Mapping[str, object]) -> None:
-        """Take its section of the configuration; open nothing.
+        """Read its section of the configuration; open nothing.
 
         Raises:
             BadInput: a setting cannot be used, with its key.
@@ -69,63 +70,63 @@ class LiveExporter(Protocol):
         """Return one line about what the exporter does, or will do once it is open."""
 
     def open(self) -> None:
-        """Import what is heavy; bind or connect.
+        """Import heavy packages; bind or connect.
 
         Raises:
-            BadInput: it cannot, with the reason.
+            BadInput: it cannot be opened; the message has the reason.
             ImportError: its extra is not installed.
         """
 
     def on_step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Receive a step."""
 
     def on_request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Receive a request."""
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Take the view of all engines, about once a second.
+        """Receive the view of all engines, about once a second.
 
-        Totals count from when the collector began to count. An engine that is gone stays in it
-        until it is forgotten; then its numbers can be dropped.
+        Totals count from the collector's start. An engine that has ended stays in the snapshot
+        until the collector forgets it; its numbers can be dropped then.
         """
 
     def close(self) -> None:
-        """Send what is left, within a bounded time, and let go of everything."""
+        """Send what is buffered, within a bounded time, and release all resources."""
 
 
 class FolderExporter(Protocol):
-    """Writes final steps and requests into a folder."""
+    """Exporter that writes final steps and requests into a folder."""
 
     def on_step(self, step: FinalStep) -> None:
-        """Take a step."""
+        """Receive a step."""
 
     def on_request(self, request: FinalRequest) -> None:
-        """Take a request."""
+        """Receive a request."""
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Take the view of all engines, about once in a second of the recording, and at its end."""
+        """Receive the view of all engines, once per second of the recording and at its end."""
 
     def close(self) -> None:
-        """Write what is left.
+        """Write what is buffered.
 
         Raises:
-            BadInput: it cannot, with the reason.
+            BadInput: the folder cannot be written; the message has the reason.
         """
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """What a live exporter may offer besides: `inferscope collect --check` asks for it."""
+    """Optional part of a live exporter, for `inferscope collect --check`."""
 
     def check(self) -> None:
-        """Find out whether `open` would take_over, and leave nothing open; raise what it would."""
+        """Raise what `open` would raise, and leave nothing open."""
 
 
 @runtime_checkable
 class NamingFiles(Protocol):
-    """What a live exporter may offer besides: which of its settings are files or folders.
+    """Optional part of a live exporter: the names of its settings that are paths.
 
-    One that is relative is then found beside the configuration that names it.
+    A relative path is then relative to the folder of the configuration file.
     """
 
     path_settings: ClassVar[tuple[str, ...]]
@@ -133,43 +134,43 @@ class NamingFiles(Protocol):
 
 @runtime_checkable
 class Dropping(Protocol):
-    """What a live exporter may offer besides: an account of what it could not send."""
+    """Optional part of a live exporter: counts of the data that it could not send."""
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """Return how much it gave up so far, by reason."""
+        """Return the number of dropped items so far, by reason."""
 
 
 @runtime_checkable
 class KeepsTraces(Protocol):
-    """What a live exporter may offer besides: it knows which requests have traces."""
+    """Optional part of a live exporter that sends traces: which requests have one."""
 
     def kept_trace(self, request: FinalRequest) -> str | None:
-        """Return the id of the trace that is kept of a request, None where none is; pure."""
+        """Return the ID of a request's trace, None if none is sent; has no side effect."""
 
 
 @runtime_checkable
 class LinksTraces(Protocol):
-    """What a live exporter may offer besides: it links what it tells to traces."""
+    """Optional part of a live exporter: its data link to traces."""
 
     def link_traces(self, kept_trace: Callable[[FinalRequest], str | None]) -> None:
-        """Take what tells a request's trace; called once, before it is opened."""
+        """Keep the function that returns a request's trace ID; called once, before `open`."""
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """What a live exporter may offer besides: it leaves room for others of the same section.
+    """Optional part of a live exporter: several collectors can use the same section.
 
-    Several collectors may share a host's engines and one configuration. What only one can have, a
-    port or a file, each then takes under a name or a number of its own.
+    Several collectors may divide a host's engines under one configuration. For a port or a file,
+    which only one of them can have, each uses a number or a name of its own.
     """
 
     def share(self, number: int, total: int) -> None:
-        """Be one of several; called before it is checked or opened.
+        """Use the resources of one of several collectors; called before `check` and `open`.
 
         Args:
-            number: which one, from 1 on.
-            total: how many there are.
+            number: number of this collector, from 1.
+            total: number of collectors.
 
         Raises:
             BadInput: the limit does not fit that number of shards.
@@ -178,32 +179,32 @@ class Sharing(Protocol):
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """What a live exporter may offer besides: it goes on where one with other settings ends.
+    """Optional part of a live exporter: it can replace one with other settings.
 
-    Where a configuration that is read again changes an exporter's section, another one is made. It
-    is opened while the former one is open still, so that settings that cannot be used change
-    nothing; the former one is closed after that.
+    If a reloaded configuration changes an exporter's section, another exporter is made. It is
+    opened while the former one is still open, so that unusable settings change nothing. The former
+    one is closed afterwards.
     """
 
     def open_replacing(self, former: Any) -> None:
-        """Open; `former`, of the same class, may hold what `open` would want, and goes on.
+        """Open; `former`, of the same class, may hold resources that `open` needs, and continues.
 
         Raises:
-            BadInput: it cannot, with the reason.
+            BadInput: it cannot be opened; the message has the reason.
             ImportError: its extra is not installed.
         """
 
     def take_over(self, former: Any) -> None:
-        """Take over what the former one holds and counts; it is fed no more, and then closed."""
+        """Take over the former one's resources and counts; the former receives nothing more."""
 
 
 def exporter_names() -> list[str]:
-    """Return the formats that can be exported here."""
+    """Return the formats that the installed exporters write."""
     return _names(lambda exporter: not is_live(exporter) or _writes_a_folder(exporter))
 
 
 def live_exporter_names() -> list[str]:
-    """Return the exporters that a collector can feed here."""
+    """Return the names of the installed live exporters."""
     return _names(is_live)
 
 
@@ -225,7 +226,7 @@ def load_exporter(name: str) -> type[Exporter]:
 
 
 def load_folder_exporter(name: str) -> Callable[[Path], FolderExporter] | None:
-    """Return what makes an exporter of a folder; None where the format is a file.
+    """Return a function that makes a folder's exporter; None if the format is a file.
 
     Raises:
         BadInput: there is no format of that name, or its package's extra is not installed.
@@ -260,7 +261,7 @@ def load_live_exporter(name: str) -> type[LiveExporter]:
 
 
 def path_settings(name: str) -> tuple[str, ...]:
-    """Return which settings of a live exporter are paths; none of one that cannot be loaded."""
+    """Return the settings of a live exporter that are paths; none if it cannot be loaded."""
     with suppress(BadInput):  # reported when the exporter is made
         loaded = load_live_exporter(name)
         if isinstance(loaded, NamingFiles):
@@ -274,7 +275,7 @@ def is_live(exporter: type[object]) -> bool:
 
 
 def missing_extra(name: str, error: ImportError) -> BadInput:
-    """Return what to say of an exporter that misses a package: ours have it as an extra."""
+    """Return the error for an exporter that lacks a package; our own have it as an extra."""
     owner = next((e.dist.name for e in metadata.entry_points(group=GROUP, name=name) if e.dist), "")
     if error.name is None:
         why = (str(error).splitlines() or ["its import failed"])[0]
@@ -296,7 +297,7 @@ def _names(is_wanted: Callable[[type[object]], bool]) -> list[str]:
 
 
 def _may_be(entry: metadata.EntryPoint, is_wanted: Callable[[type[object]], bool]) -> bool:
-    """Return whether an exporter can be of a kind; one that cannot be loaded may be of any."""
+    """Return whether an exporter may be of a kind; one that cannot be loaded may be of any."""
     try:
         return is_wanted(entry.load())
     except (ImportError, AttributeError):

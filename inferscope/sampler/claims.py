@@ -128,7 +128,7 @@ class SessionClaims:
 
 
 class NoClaims:
-    """Claims that always take_over, for a single reading that excludes no other sampler."""
+    """Claims that always succeed, for a single reading that excludes no other sampler."""
 
     def take(self, device: str) -> None:
         """Accept the device without a lock."""
