@@ -128,8 +128,8 @@ def test_what_missed_an_objective_is_a_breach(tmp_path: Path, on: str) -> None:
     pins = Noting(tmp_path, Time())
     incidents = Incidents(pins, on=(on,), slo=SloSettings())
     for results in ({}, {"ttft": True}, {"ttft": True, "availability": False}):
-        incidents.request(structs.replace(FINE, judged=Judged(results)))
-    incidents.request(FINE)
+        incidents.on_request(structs.replace(FINE, judged=Judged(results)))
+    incidents.on_request(FINE)
     assert pins.told == [("breach", FINE.arrived_ns, FINE.delivered_ns)] * (on == "breach")
 
 

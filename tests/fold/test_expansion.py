@@ -222,7 +222,7 @@ def lines_of(path: Path, *, most_bytes: int = 1 << 24, recording: Path | None = 
         lambda: [path],
         name="ring",
         sinks=(sink,),
-        listen=sink.listen,
+        listen=sink.on_record,
         clock=MovedClock(START_NS + 10**13),
         most_bytes=most_bytes,
         recording=None if recording is None else RecordingWriter(recording),
@@ -238,7 +238,7 @@ def lines_of(path: Path, *, most_bytes: int = 1 << 24, recording: Path | None = 
 def replayed(path: Path) -> list[Any]:
     out = io.BytesIO()
     sink = JsonlExporter(out)
-    source = RecordingSource(path, sinks=(sink,), listen=sink.listen)
+    source = RecordingSource(path, sinks=(sink,), listen=sink.on_record)
     source.advance()
     source.close()
     sink.close(source.collector.devices(), source.collector.totals())

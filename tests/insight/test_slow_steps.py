@@ -102,7 +102,7 @@ def watched(seconds: list[Second]) -> Slowness:
                 slower = second.mixed_slower
             tokens = tokens + 1 if second.new_shapes else 8
             stall_ms = second.stall_ms if at == 3 else 0
-            watch.step(
+            watch.on_step(
                 step(
                     number * SECOND + (at + 1) * 90 * MS,
                     explained_ms=10,
@@ -336,13 +336,13 @@ def test_a_recording_gives_the_finding_that_the_rings_give(
         lambda: (tmp_path / "rings").glob("**/*.ring"),
         name="run",
         sinks=(live,),
-        listen=live.listen,
+        listen=live.on_record,
         recording=RecordingWriter(file),
     )
     catch_up(source)
     source.close()
     again = RunSummarizer()
-    replayed = open_source(file, sinks=(again,), listen=again.listen)
+    replayed = open_source(file, sinks=(again,), listen=again.on_record)
     catch_up(replayed)
     replayed.close()
     (found,) = findings(live)

@@ -50,10 +50,10 @@ class Finals:
         """
         for each in self.told:
             if isinstance(each, FinalStep):
-                exporter.step(each)
+                exporter.on_step(each)
             else:
                 trace = (traces or {}).get(each.request_id, "")
-                exporter.request(replace(each, trace=trace))
+                exporter.on_request(replace(each, trace=trace))
         assert self.view is not None
         exporter.on_snapshot(self.view)
 

@@ -36,7 +36,7 @@ def flood(exporter: OtlpExporter, finals: Finals, num: int) -> float:
     originals = finals.requests
     began = time.monotonic()
     for number in range(num):
-        exporter.request(replace(originals[number % len(originals)], request_id=f"r{number}"))
+        exporter.on_request(replace(originals[number % len(originals)], request_id=f"r{number}"))
     return time.monotonic() - began
 
 
@@ -115,7 +115,7 @@ def test_a_receiver_that_is_started_late_or_again_gets_everything(finals: Finals
             wait_until(lambda: exporter.num_waiting == 0)
             arrived |= {root.attributes["inferscope.request.id"] for root in sink.roots()}
         for number in range(10, 20) if not round_ else ():
-            exporter.request(replace(finals.requests[0], request_id=f"r{number}"))
+            exporter.on_request(replace(finals.requests[0], request_id=f"r{number}"))
     close(exporter)
     assert exporter.num_sent == len(arrived) == 20
     assert not any(exporter.num_dropped.values())
@@ -252,7 +252,7 @@ def test_waiting_requests_do_not_keep_their_tokens(finals: Finals) -> None:
                     finals.requests[0], request_id=f"r{number}", token_times_ns=times,
                     tokens_per_event=(1,) * num_tokens,
                 )  # fmt: skip
-                exporter.request(long)
+                exporter.on_request(long)
                 del times, long
             grown, _ = tracemalloc.get_traced_memory()
         finally:

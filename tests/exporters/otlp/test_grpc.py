@@ -66,7 +66,7 @@ def flood(exporter: OtlpExporter, finals: Finals, num: int) -> None:
     exporter.on_snapshot(finals.view)
     for number in range(num):
         like = finals.requests[number % len(finals.requests)]
-        exporter.request(replace(like, request_id=f"r{number}"))
+        exporter.on_request(replace(like, request_id=f"r{number}"))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

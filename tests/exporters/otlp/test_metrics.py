@@ -75,8 +75,8 @@ def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> No
         exporter.on_snapshot(finals.view)
         exporter.on_request(finals.requests[0])
         exporter.on_snapshot(changed(finals.view, mono_ns=finals.view.mono_ns + 10**9))
-        exporter.request(replace(finals.requests[1], finish="engine_lost"))
-        exporter.request(replace(finals.requests[2], joined_late=True))
+        exporter.on_request(replace(finals.requests[1], finish="engine_lost"))
+        exporter.on_request(replace(finals.requests[2], joined_late=True))
         exporter.close()
         found = points(sink)["gen_ai.server.request.duration"]
     assert {said.get("error.type"): point.count for said, point in found} == {
@@ -204,7 +204,7 @@ def test_all_of_many_engines_are_reported(finals: Finals) -> None:
         exporter.open()
         exporter.on_snapshot(changed(finals.view, engines=engines))
         for name in names:
-            exporter.request(replace(finals.requests[0], engine_id=name))
+            exporter.on_request(replace(finals.requests[0], engine_id=name))
         exporter.close()
         told = {
             attributes(group.resource.attributes)["service.instance.id"]

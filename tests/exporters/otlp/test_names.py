@@ -98,9 +98,9 @@ def emitted_names(finals: Finals) -> list[str]:
         assert finals.view is not None
         exporter.on_snapshot(on_a_gpu(finals.view))
         for step in finals.steps:
-            exporter.step(changed(step, flags=step.flags | RECOMPUTED))
+            exporter.on_step(changed(step, flags=step.flags | RECOMPUTED))
         for request in (whole, bad, late, unobserved):
-            exporter.request(with_everything(request))
+            exporter.on_request(with_everything(request))
         exporter.on_snapshot(on_a_gpu(finals.view))
         exporter.close()
         assert exporter.num_sent == 4

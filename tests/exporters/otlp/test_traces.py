@@ -560,7 +560,7 @@ def test_synthetic_recordings_say_so_and_unknown_engines_have_no_model(finals: F
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
         exporter.on_request(finals.requests[0])
-        exporter.request(unknown)
+        exporter.on_request(unknown)
         exporter.on_snapshot(changed(finals.view, engines=(changed(engine, is_synthetic=True),)))
         exporter.close()
         told, untold = sink.roots()

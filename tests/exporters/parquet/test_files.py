@@ -153,11 +153,11 @@ def opened(folder: Path, **settings: object) -> ParquetExporter:
 
 def test_what_is_old_enough_can_be_read_while_it_goes_on(tmp_path: Path) -> None:
     exporter = opened(tmp_path, rotate_s=10, tables=["steps"])
-    exporter.step(step(0, 0))
+    exporter.on_step(step(0, 0))
     exporter.on_snapshot(look(9))
     exporter.on_snapshot(look(10))
     eventually(lambda: bool(list(tmp_path.rglob("*.parquet"))))
-    exporter.step(step(1, 11))
+    exporter.on_step(step(1, 11))
     exporter.close()
     assert table(tmp_path, "steps")["step"].to_pylist() == [0, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["steps"]
@@ -172,7 +172,7 @@ def test_the_fold_goes_on_while_the_disk_hangs(
     exporter = opened(tmp_path, tables=["steps"])
     num_steps = 60
     for number in range(num_steps):
-        exporter.step(step(number, number, num_slices=20_000))
+        exporter.on_step(step(number, number, num_slices=20_000))
     assert exporter.num_dropped["queue_full"] > 0
     may_write.set()
     exporter.close()
@@ -192,7 +192,7 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(
     monkeypatch.setattr(Folder, "write", slowly(Folder.write, may_write))
     monkeypatch.setattr(writer, "_FLUSH_S", 0.1)
     exporter = opened(tmp_path, tables=["steps", "slices"])
-    exporter.step(step(0, 0, num_slices=7))
+    exporter.on_step(step(0, 0, num_slices=7))
     exporter.close()
     assert exporter.num_dropped == {"queue_full": 0, "not_written": 0, "closed": 8}
     may_write.set()
@@ -201,11 +201,11 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(
 def test_a_disk_that_refuses_costs_rows_that_are_counted(tmp_path: Path) -> None:
     exporter = opened(tmp_path, rotate_s=1, tables=["steps"])
     (tmp_path / "steps").write_bytes(b"where a folder should be")
-    exporter.step(step(0, 0))
+    exporter.on_step(step(0, 0))
     exporter.on_snapshot(look(2))
     eventually(lambda: exporter.num_dropped["not_written"] == 1)
     (tmp_path / "steps").unlink()
-    exporter.step(step(1, 3))
+    exporter.on_step(step(1, 3))
     exporter.close()
     assert table(tmp_path, "steps")["step"].to_pylist() == [1]
     assert exporter.num_dropped == {"queue_full": 0, "not_written": 1, "closed": 0}

@@ -105,15 +105,15 @@ def test_what_does_not_add_up_is_found(asked: Asked, tmp_path: Path) -> None:
     target = tmp_path / "demo.parquet"
     exporter = FolderExport(target)
     exporter.on_snapshot(look(0))
-    exporter.step(step(0, 0))
-    exporter.step(replace(step(1, 1), padding_ns=7))
+    exporter.on_step(step(0, 0))
+    exporter.on_step(replace(step(1, 1), padding_ns=7))
     requests = Requests()
     source = open_source(SAMPLE, sinks=(requests,))
     catch_up(source)
     source.close()
     whole, other = requests.told[:2]
-    exporter.request(whole)
-    exporter.request(replace(other, delivered_ns=other.delivered_ns + 5))
+    exporter.on_request(whole)
+    exporter.on_request(replace(other, delivered_ns=other.delivered_ns + 5))
     exporter.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)

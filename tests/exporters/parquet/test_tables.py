@@ -101,7 +101,7 @@ def test_rows_stand_in_the_hour_they_belong_to(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
     exporter.on_snapshot(look(0))
     for number in range(30):
-        exporter.step(step(number, number * HOUR_S / 10))
+        exporter.on_step(step(number, number * HOUR_S / 10))
     exporter.close()
     for name, rows_an_hour in (("steps", 10), ("slices", 20)):
         files = sorted(tmp_path.glob(f"{name}/date=*/hour=*/*.parquet"))
@@ -165,11 +165,11 @@ def test_a_request_without_a_ledger_has_nulls_in_place_of_its_maps(tmp_path: Pat
 
 def test_a_clock_that_is_set_holds_from_then_on(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
-    exporter.step(step(0, 0))  # before anybody knows the time
+    exporter.on_step(step(0, 0))  # before anybody knows the time
     exporter.on_snapshot(look(0))
-    exporter.step(step(1, 1))
+    exporter.on_step(step(1, 1))
     exporter.on_snapshot(look(2, set_by_s=2 * HOUR_S))
-    exporter.step(step(2, 3))
+    exporter.on_step(step(2, 3))
     exporter.close()
     began = [row["started_utc"].timestamp() - T0_S for row in table(tmp_path, "steps").to_pylist()]
     assert began == [0, 1, 3 + 2 * HOUR_S]
@@ -180,14 +180,14 @@ def test_phases_of_a_later_version_are_kept_as_numbers(tmp_path: Path) -> None:
     exporter.on_snapshot(look(0))
     strange = step(0, 0, num_slices=3)
     strange.phases[2] = 9
-    exporter.step(strange)
+    exporter.on_step(strange)
     exporter.close()
     assert table(tmp_path, "slices")["phase"].to_pylist() == ["prefill", "decode", "9"]
 
 
 def test_a_run_without_a_wall_clock_is_refused(tmp_path: Path) -> None:
     exporter = FolderExport(tmp_path)
-    exporter.step(step(0, 0))
+    exporter.on_step(step(0, 0))
     with pytest.raises(BadInput, match="no wall clock"):
         exporter.close()
 

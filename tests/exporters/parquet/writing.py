@@ -13,7 +13,7 @@ from tests.exporters.finals import look, step
 exporter = FolderExport(Path(sys.argv[1]))
 exporter.on_snapshot(look(0))
 for number in itertools.count():
-    exporter.step(step(number, number, num_slices=4000))
+    exporter.on_step(step(number, number, num_slices=4000))
     exporter.on_snapshot(look(number))
     if number % 300 == 150:  # half of a file's life
         sys.stdout.write(f"{number}\n")

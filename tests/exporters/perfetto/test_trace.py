@@ -137,7 +137,7 @@ def test_counters_are_what_scheduler_and_steps_said(sample: Sample) -> None:
 def test_steps_that_overlap_stand_beside_each_other() -> None:
     told = ParsedTrace()
     for index, at_s in enumerate((0.0, 0.000_001, 0.000_002)):
-        told.exporter.step(step(index, at_s))  # each is two microseconds long
+        told.exporter.on_step(step(index, at_s))  # each is two microseconds long
     tracks = told.read().of("steps of engine")
     assert {name: [number(each) for each in track] for name, track in tracks.items()} == {
         "rank 0": [0, 2],
@@ -149,7 +149,7 @@ def test_replicas_have_tracks_and_counters_of_their_own() -> None:
     told = ParsedTrace()
     for rank in (0, 1):
         for dp_rank in (0, 1):
-            told.exporter.step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
+            told.exporter.on_step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
     trace = told.read()
     assert set(trace.of("steps of engine")) == {
         "rank 0",
@@ -186,7 +186,7 @@ def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> 
     first = KvTransfer(at_ns + 10, at_ns + 30, 4096, "10.0.0.7:5600")
     second = KvTransfer(at_ns + 20, at_ns + 40, 512, "prefill-0", "theirs")
     named = replace(request, external_id="mine", adapter="sql", transfers=(first, second))
-    told.exporter.request(named)
+    told.exporter.on_request(named)
     trace = told.read()
     tracks = trace.of(f"requests of {request.engine_id}")
     assert tracks["mine"][0].args["adapter"] == "sql"
@@ -205,7 +205,7 @@ def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> 
 def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample) -> None:
     told = ParsedTrace()
     for _ in range(2):
-        told.exporter.request(replace(sample.requests[0], external_id="same"))
+        told.exporter.on_request(replace(sample.requests[0], external_id="same"))
     tracks = told.read().of(f"requests of {sample.requests[0].engine_id}")
     assert set(tracks) == {"same", "same, overlapping (1)"}
 
@@ -257,9 +257,9 @@ def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() 
     opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
     told.exporter.on_record(0, opened)
     told.exporter.on_record(1, EngineInfo(10 * SECOND_NS, "engine"))
-    told.exporter.step(step(0, 9))
-    told.exporter.step(step(1, 10 - 500e-9))
-    told.exporter.step(step(2, 11))
+    told.exporter.on_step(step(0, 9))
+    told.exporter.on_step(step(1, 10 - 500e-9))
+    told.exporter.on_step(step(2, 11))
     trace = told.read()
     assert trace.origin_ns == 10 * SECOND_NS
     (track,) = trace.of("steps of engine").values()
@@ -274,7 +274,7 @@ def test_a_machine_that_is_up_for_years_makes_no_difference(sample: Sample) -> N
     years_ns = 20 * 365 * 86_400 * SECOND_NS
     told = ParsedTrace()
     for index in range(100):
-        told.exporter.step(step(index, (years_ns + index * 777_777) / SECOND_NS))
+        told.exporter.on_step(step(index, (years_ns + index * 777_777) / SECOND_NS))
     trace = told.read()
     (track,) = trace.of("steps of engine").values()
     assert all(each.end_ns - each.start_ns == 2000 for each in track)

@@ -40,7 +40,7 @@ class Exported:
     def tell(self, *told: FinalStep | FinalRequest, view: Snapshot | None) -> None:
         for each in told:
             if isinstance(each, FinalStep):
-                self.exporter.step(each)
+                self.exporter.on_step(each)
             else:
                 self.exporter.on_request(each)
         if view is not None:
@@ -147,7 +147,7 @@ def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
     for round_ in range(2):
         for number in range(3000):
             tenant = {"tenant": f"{round_}-{number}"}
-            it.exporter.request(changed(finals.requests[number % 90], attributes=tenant))
+            it.exporter.on_request(changed(finals.requests[number % 90], attributes=tenant))
         for number in range(names.MOST_MODELS):
             it.exporter.on_snapshot(with_model(f"model-{round_}-{number}"))
         it.exporter.on_snapshot(with_model("one more"))

@@ -75,10 +75,10 @@ def exported(finals: Finals) -> Scrape:
     exporter.open()
     try:
         for request in finals.requests:
-            exporter.request(changed(request, adapter="sql"))
+            exporter.on_request(changed(request, adapter="sql"))
         for step in finals.steps:
             exporter.on_step(step)
-            exporter.step(changed(step, rank=1))
+            exporter.on_step(changed(step, rank=1))
         assert finals.view is not None
         (view,) = finals.view.engines
         now = replace(finals.view, engines=(with_everything(view),), mono_ns=view.through_ns)
