@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +102,18 @@ def test_every_name_of_a_door_is_used_outside_or_public() -> None:
         if name not in used.get(module, set()) and f'"{module}:{name}"' not in entry_points
     ]
     assert not unused, "\n".join(unused)
+
+
+def test_commands_of_the_base_install_load_no_extra() -> None:
+    commands = ("switch", "run.command", "doctor.command", "sampler", "help", "version")
+    program = "\n".join(
+        [
+            "import sys",
+            *(f"import inferscope.cli.{name}" for name in commands),
+            "print(*{'numpy', 'yaml', 'textual', 'torch', 'prometheus_client'} & {*sys.modules})",
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []

@@ -6,8 +6,9 @@ two seconds and 200 MB per process.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from inferscope.lazy import lazy_names
 
 if TYPE_CHECKING:
     from inferscope.engine.capacity import pool_blocks
@@ -58,52 +59,26 @@ __all__ = [
     "step_timer",
 ]
 
-_NAMES = {
-    "capacity": ("pool_blocks",),
-    "ceilings": ("measure_ceilings",),
-    "config": (
-        "EngineOptions",
-        "ModelConfig",
-    ),
-    "core": (
-        "Engine",
-        "Output",
-    ),
-    "devices": (
-        "device_name",
-        "device_uuid",
-        "find_device",
-        "highest_clocks_mhz",
-        "step_timer",
-    ),
-    "frontend": ("FrontEnd",),
-    "load": (
-        "describe",
-        "describe_model",
-        "load_engine",
-        "load_model",
-    ),
-    "model_names": ("load_tokenizer",),
-    "request": (
-        "BadRequest",
-        "QueueFull",
-        "Request",
-        "Sampling",
-    ),
-    "start": ("imports_that_stay",),
-    "steptimes": (
-        "StepTime",
-        "measure_steps",
-    ),
-    "tokenizer": (
-        "TextStream",
-        "Tokenizer",
-    ),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "capacity": ["pool_blocks"],
+        "ceilings": ["measure_ceilings"],
+        "config": ["EngineOptions", "ModelConfig"],
+        "core": ["Engine", "Output"],
+        "devices": [
+            "device_name",
+            "device_uuid",
+            "find_device",
+            "highest_clocks_mhz",
+            "step_timer",
+        ],
+        "frontend": ["FrontEnd"],
+        "load": ["describe", "describe_model", "load_engine", "load_model"],
+        "model_names": ["load_tokenizer"],
+        "request": ["BadRequest", "QueueFull", "Request", "Sampling"],
+        "start": ["imports_that_stay"],
+        "steptimes": ["StepTime", "measure_steps"],
+        "tokenizer": ["TextStream", "Tokenizer"],
+    },
+)

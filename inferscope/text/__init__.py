@@ -1,22 +1,37 @@
-"""Numbers and conclusions as lines of text, for commands and screens."""
+"""Numbers and conclusions as lines of text, for commands and screens.
 
-from inferscope.text.columns import (
-    Column,
-    column_at,
-    columns_for,
-    heading_line,
-    order_rows,
-    row_line,
-)
-from inferscope.text.explanation import why
-from inferscope.text.findings import FindingsDocument, findings_brief, findings_json, findings_text
-from inferscope.text.header_line import header, status_line
-from inferscope.text.labels import STATE_MARKS, format_listed
-from inferscope.text.lines import TRIANGLE, Line, Span, fit_line, frame, rule
-from inferscope.text.once import once_text
-from inferscope.text.report import WhyDocument, report_json, report_lines
-from inferscope.text.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
-from inferscope.text.shares import SharesDocument, shares_json, shares_lines
+Names are imported on first use: commands that need the plots alone need no numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inferscope.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from inferscope.text.columns import (
+        Column,
+        column_at,
+        columns_for,
+        heading_line,
+        order_rows,
+        row_line,
+    )
+    from inferscope.text.explanation import why
+    from inferscope.text.findings import (
+        FindingsDocument,
+        findings_brief,
+        findings_json,
+        findings_text,
+    )
+    from inferscope.text.header_line import header, status_line
+    from inferscope.text.labels import STATE_MARKS, format_listed
+    from inferscope.text.lines import TRIANGLE, Line, Span, fit_line, frame, rule
+    from inferscope.text.once import once_text
+    from inferscope.text.report import WhyDocument, report_json, report_lines
+    from inferscope.text.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
+    from inferscope.text.shares import SharesDocument, shares_json, shares_lines
 
 __all__ = [
     "REFRESH_RATES_HZ",
@@ -51,3 +66,19 @@ __all__ = [
     "status_line",
     "why",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
+        "explanation": ["why"],
+        "findings": ["FindingsDocument", "findings_brief", "findings_json", "findings_text"],
+        "header_line": ["header", "status_line"],
+        "labels": ["STATE_MARKS", "format_listed"],
+        "lines": ["Line", "Span", "TRIANGLE", "fit_line", "frame", "rule"],
+        "once": ["once_text"],
+        "report": ["WhyDocument", "report_json", "report_lines"],
+        "scene": ["REFRESH_RATES_HZ", "Scene", "WINDOWS_NS"],
+        "shares": ["SharesDocument", "shares_json", "shares_lines"],
+    },
+)

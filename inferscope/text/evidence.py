@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferscope.insight import Facts, OddStep, Overlap
-from inferscope.text.labels import BINDINGS, CAUSE_MEANINGS
+from inferscope.records import cause_named
+from inferscope.text.labels import BINDINGS
 from inferscope.text.plots import duration, share
 
 NUM_NAMED = 3
@@ -29,7 +30,7 @@ _GAPS = {
 
 def sentence(cause: str, ns: int, facts: Facts) -> str:
     """Return the meaning of a cause and its evidence in this request."""
-    meaning = CAUSE_MEANINGS.get(cause) or _GAPS.get(cause) or "a cause of a newer version"
+    meaning = _GAPS.get(cause) or cause_named(cause).label
     describe = _EVIDENCE.get(cause)
     evidence = describe(ns, facts) if describe is not None else ""
     return f"{meaning}: {evidence}" if evidence else meaning

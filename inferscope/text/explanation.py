@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferscope.attribution import PromptPart
+from inferscope.attribution import OWN_WORK, PromptPart
 from inferscope.cost import TIME_ONLY, split_verdict
 from inferscope.insight import Facts
 from inferscope.text.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
@@ -22,7 +22,6 @@ _ENOUGH = 0.8
 """Share of a wait that the named causes must explain."""
 _MOST_CAUSES = 3
 _MOST_PARTS = 4
-_OWN_WORK = ("prefill_own", "decode_own")
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def _largest(spent_ns: dict[str, int]) -> str:
         told_ns += ns
         if told_ns >= _ENOUGH * whole_ns or len(sentences) == _MOST_CAUSES:
             break
-    own_ns = sum(known.get(cause, 0) for cause in _OWN_WORK)
+    own_ns = sum(known.get(cause, 0) for cause in OWN_WORK)
     verdict = "mostly its own work: " if own_ns > whole_ns / 2 else ""
     return f"{verdict}{', '.join(sentences)}"
 

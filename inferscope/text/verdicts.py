@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inferscope.attribution import OWN_WORK, Breach, Metric
 from inferscope.insight import Facts
+from inferscope.records import cause_named
 from inferscope.text.evidence import blamed
-from inferscope.text.labels import CAUSE_MEANINGS
 from inferscope.text.plots import duration
 
 _NAMES: dict[Metric, str] = {
@@ -61,7 +61,7 @@ def _missed(breach: Breach, facts: Facts) -> list[str]:
     sentences += _but_for(breach)
     sentences.append(_compared(breach))
     if breach.top is not None:
-        meaning = CAUSE_MEANINGS.get(breach.top, "a cause of a newer version")
+        meaning = cause_named(breach.top).label
         contributors = blamed(breach.top, facts)
         lies = f"; over the whole request, due to {contributors}" if contributors else ""
         sentences.append(f"Main cause: {breach.top} ({meaning}){lies}.")

@@ -5,8 +5,9 @@ Names are imported on first use: a source of snapshots needs no textual.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from inferscope.lazy import lazy_names
 
 if TYPE_CHECKING:
     from inferscope.tui.app import InferScopeApp
@@ -16,15 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["InferScopeApp", "PageApp", "SnapshotSource", "save_picture"]
 
-_MODULES = {
-    "InferScopeApp": "app",
-    "PageApp": "page_app",
-    "SnapshotSource": "source",
-    "save_picture": "screenshot",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "app": ["InferScopeApp"],
+        "page_app": ["PageApp"],
+        "screenshot": ["save_picture"],
+        "source": ["SnapshotSource"],
+    },
+)

@@ -12,7 +12,6 @@ import msgspec
 
 from inferscope.attribution import Breach, LatencyLimit, breaches
 from inferscope.fold import FinalRequest, FinalStep
-from inferscope.insight.findings.cause_advice import OF_OBJECTIVE
 from inferscope.insight.findings.finding import Finding, Number, ObjectiveMiss
 from inferscope.insight.findings.run_summary import RunSummarizer
 from inferscope.insight.findings.slow_steps import reason
@@ -29,6 +28,14 @@ from inferscope.slo import (
     good_line,
     worst_causes,
 )
+
+_LARGE = "The requests are too large for the objective on this device: change either."
+_ADVICE = {
+    "prefill_own": _LARGE,
+    "decode_own": _LARGE,
+    "shed": "Load exceeds capacity: add replicas, or raise the engine's queue limit.",
+}
+"""Advice that differs under an objective, and for causes that are not ledger rows."""
 
 
 class _Misses:
@@ -144,7 +151,7 @@ class SloFindings:
             if spared:
                 sentences.append(f"Without `{top}`, {spared} would have met the objective.")
                 evidence.append(Number("would_have_passed_without_top_cause", spared, "modelled"))
-        advice = "" if top is None else OF_OBJECTIVE.get(top, cause_named(top).advice)
+        advice = "" if top is None else _ADVICE.get(top, cause_named(top).advice)
         run = self._summarizer.runs.get(engine_id)
         why = reason(run.slowness) if top == "slowdown" and run is not None else None
         if why is not None:
