@@ -145,7 +145,7 @@ def test_an_interrupted_command_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
-    monkeypatch.setattr(Profiling, "look", lambda self: None)
+    monkeypatch.setattr(Profiling, "poll", lambda self: None)
     probe = Probe.open(EngineInfo(0, "test"))
     assert probe.path is not None
 
