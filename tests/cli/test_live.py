@@ -131,6 +131,11 @@ def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
     lost = [row for row in requests if row["finish"] == "engine_lost"]
     assert len(requests) > len(lost)
     for row in requests:
+        if row["ledger_missing"] == "not seen by the core":  # killed between the two processes
+            assert row in lost
+            assert row["admitted_ns"] is None
+            assert row["ledger_ns"] is None
+            continue
         assert row["ledger_missing"] is None
         assert sum(row["ledger_ns"].values()) == row["delivered_ns"] - row["arrived_ns"]
     for row in lost:
