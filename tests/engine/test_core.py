@@ -336,13 +336,12 @@ def test_loop_serves_submissions_from_many_threads(tiny_engine: Build) -> None:
 
 def test_step_of_64_decodes_costs_little_beside_the_forward_pass(tiny_engine: Build) -> None:
     engine = tiny_engine(token_budget=1024, prefix_cache=False)
-    execute, forward_ns = engine._runner.execute, 0
+    execute, forwards_ns = engine._runner.execute, [0]
 
     def timed(batch: Any) -> list[int]:
-        nonlocal forward_ns
         start_ns = time.perf_counter_ns()
         tokens = execute(batch)
-        forward_ns = time.perf_counter_ns() - start_ns
+        forwards_ns.append(time.perf_counter_ns() - start_ns)
         return tokens
 
     engine._runner.execute = timed  # type: ignore[method-assign]
@@ -350,13 +349,11 @@ def test_step_of_64_decodes_costs_little_beside_the_forward_pass(tiny_engine: Bu
         engine.submit([idx, 1, 2], Sampling(max_tokens=500))
     engine.step()
     host_ns = []
-    # Twice the budget: a shared runner differs from the machine on which it was set. Other load
-    # interrupts most steps, so the fastest of hundreds counts.
-    while not host_ns or (min(host_ns) >= 600_000 and len(host_ns) < 400):
+    for _ in range(100):  # other load interrupts some: the fastest counts
         start_ns = time.perf_counter_ns()
         engine.step()
-        host_ns.append(time.perf_counter_ns() - start_ns - forward_ns)
-    assert min(host_ns) < 600_000
+        host_ns.append(time.perf_counter_ns() - start_ns - forwards_ns[-1])
+    assert min(host_ns) < 0.6 * min(forwards_ns[2:])
 
 
 def test_idle_loop_sleeps(tiny_engine: Build) -> None:

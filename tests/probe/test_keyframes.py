@@ -99,9 +99,10 @@ def test_no_call_takes_long_for_a_keyframe_of_a_full_table(tmp_path: Path) -> No
             if not probe._log.is_listing:
                 break
         rounds.append(took_ns)
-    # Of each call the best round: the machine has other things to do. It was 38 ms and more.
+    # Of each call the best round: the machine has other things to do. All was one call of 38 ms.
     assert len(rounds[0]) == len(rounds[1])
-    assert max(map(min, zip(*rounds, strict=True))) < 3e6
+    best_ns = [min(of_call) for of_call in zip(*rounds, strict=True)]
+    assert max(best_ns) < 0.25 * sum(best_ns)
     probe.close()
 
 
@@ -199,24 +200,29 @@ def test_a_list_names_all_that_is_in_flight_at_its_end(
         assert table.num_live == len(in_flight)
 
 
-def test_to_enter_takes_the_same_after_millions_of_requests() -> None:
+def test_to_enter_takes_the_same_after_many_requests() -> None:
+    def entering_ns(table: RequestTable) -> int:
+        began_ns = thread_time_ns()
+        for _ in range(5000):
+            table.enter(table.next_index(), "r", 0, 0)
+        return thread_time_ns() - began_ns
+
     table = RequestTable()
-    stays = table.next_index()
-    table.enter(stays, "stays", 0, 0)
+    table.enter(table.next_index(), "stays", 0, 0)
     for _ in range(200_000):  # and leave: there is nothing but a gap behind the first
         index = table.next_index()
         table.enter(index, "r", 0, 0)
         table.leave(RequestIndex(index))
-    took_ns = []
-    for _ in range(MAX_LIVE + 20_000):
-        index = table.next_index()
-        began_ns = thread_time_ns()
-        table.enter(index, "r", 0, 0)
-        took_ns.append(thread_time_ns() - began_ns)
-    assert table.num_live <= MAX_LIVE
-    # Walking over the gap took 100 ns for each that had left.
-    assert sorted(took_ns)[-10] < 10e6
-    assert sum(took_ns) / len(took_ns) < 20e3
+    after_ns = min(entering_ns(table) for _ in range(4))
+    assert table.num_live == 20_001
+    for _ in range(MAX_LIVE):
+        table.enter(table.next_index(), "r", 0, 0)
+    full_ns = min(entering_ns(table) for _ in range(4))
+    assert MAX_LIVE - 5000 < table.num_live <= MAX_LIVE
+    # Walking over the gap took 100 ns for each that had left: thousands of times as long.
+    new_ns = max(entering_ns(RequestTable()) for _ in range(4))
+    assert after_ns < 20 * new_ns
+    assert full_ns < 20 * new_ns
 
 
 @pytest.mark.parametrize("event", ["tokenised", "first_byte", "last_byte"])
