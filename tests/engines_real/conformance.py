@@ -81,12 +81,12 @@ _NEVER = "-"
 _FAILS = "fails"
 _PREAMBLE = """# What is known to work
 
-Written by `make test-engines`: a cell is what tests on the real engine have shown at the version in
-its column. `full`; `partial` and `unsupported` with what is missing; `fails` where a test failed;
-`-` where no test says anything. A skipped test changes nothing; a version without a column was not
-run. One version of each engine is run through all its tests, the others
-(`make test-engines VERSIONS="vllm@0.30.0 …"`) through those of `test_each_version.py`: one server,
-whose steps an independent spy in the engine writes down too.
+Look up which features work with your engine and version. `make test-engines` writes this page.
+`full`: all tests on the real engine passed. `partial` and `unsupported` name what is missing.
+`fails`: a test failed. `-`: no test.
+
+For another version, `inferscope doctor` [compares names](run.md#which-version-of-the-engine) and
+`make test-engines VERSIONS="vllm@0.30.0 …"` compares each step with an independent count.
 More on each: [vLLM](vllm.md), [SGLang](sglang.md),
 [transformers and llama-cpp-python](transformers.md).
 """
