@@ -22,10 +22,13 @@ def test_an_engine_begins_with_what_calibrate_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
-    done = inferscope(
-        "calibrate", "random:tiny", "--device", "cpu", "--seconds", "3", "--json",
-        rings=tmp_path / "rings", INFERSCOPE_CACHE=str(cache),
-    )  # fmt: skip
+    for seconds in ("3", "40"):  # a busy machine needs more, as the message says
+        done = inferscope(
+            "calibrate", "random:tiny", "--device", "cpu", "--seconds", seconds, "--json",
+            rings=tmp_path / "rings", INFERSCOPE_CACHE=str(cache),
+        )  # fmt: skip
+        if "Give more --seconds" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert stat.S_IMODE(Path(told["path"]).stat().st_mode) == 0o600
