@@ -1,5 +1,6 @@
 """The reader's half: rings and recordings in, final numbers and snapshots out."""
 
+from inferscope.fold.durations import add_durations
 from inferscope.fold.engine import EngineFold
 from inferscope.fold.final_records import (
     DeviceHealth,
@@ -65,6 +66,7 @@ __all__ = [
     "SloState",
     "Snapshot",
     "SnapshotDocument",
+    "add_durations",
     "alive_row",
     "finished_row",
     "json_of",

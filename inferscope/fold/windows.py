@@ -1,30 +1,25 @@
 """Buckets of the last minutes: one for each second, merged for any window.
 
-Durations go into histograms with logarithmic bins of 1 %, so that percentiles of a window come
-from merged counts and never from percentiles. Buckets are keyed by the second of the fold's clock.
-They hold plain Python numbers: updating single cells of an array costs three times as much.
+Buckets are keyed by the second of the fold's clock. They hold plain Python numbers: updating single
+cells of an array costs three times as much.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from operator import mul
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inferscope.fold.durations import add_durations
 from inferscope.fold.retention import ALL, DURATIONS, Retention
 from inferscope.fold.snapshots import NO_QUANTILES, Quantiles
+from inferscope.log_histogram import LogHistogram
 
 Ints = NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
-_LOWEST_NS = 1e4
-_BINS_PER_E = 100
 _MOST_NOTED = 512
-_FEW = 32
-"""Number of durations up to which adding them to bins one by one is faster."""
 
 AMOUNTS = (
     "prefill_tokens",
@@ -49,23 +44,20 @@ AMOUNTS = (
 GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
 
 
-class _Distribution:
+class _Distribution(LogHistogram):
     """Distribution of the durations of one kind within one second.
 
     Durations are noted as they arrive, and added to bins many at once.
     """
 
-    __slots__ = ("_noted", "bins", "longest_ns", "num", "sum_ns")
+    __slots__ = ("_noted",)
 
     def __init__(self) -> None:
-        self.bins: defaultdict[int, int] = defaultdict(int)
-        self.num = 0
-        self.sum_ns = 0
-        self.longest_ns = 0
+        super().__init__()
         self._noted: list[int] = []
         """Durations in nanoseconds, each followed by its number of occurrences."""
 
-    def add(self, duration_ns: int, num: int) -> None:
+    def add(self, duration_ns: int, num: int = 1) -> None:
         noted = self._noted
         noted += duration_ns, num
         if len(noted) >= _MOST_NOTED:
@@ -74,42 +66,12 @@ class _Distribution:
     def settle(self) -> None:
         """Add the noted durations to bins; the other attributes exclude them before that."""
         noted, self._noted = self._noted, []
-        if not noted:
-            return
-        durations_ns, nums = noted[::2], noted[1::2]
-        above = np.maximum(np.array(durations_ns, dtype=np.float64) / _LOWEST_NS, 1.0)
-        numbers = (np.log(above) * _BINS_PER_E).astype(np.int64)
-        bins = self.bins
-        if len(nums) > _FEW:
-            counts = np.bincount(numbers, weights=nums)
-            numbers = counts.nonzero()[0]
-            for number, count in zip(numbers.tolist(), counts[numbers].tolist(), strict=True):
-                bins[number] += int(count)
-        else:
-            for number, num in zip(numbers.tolist(), nums, strict=True):
-                bins[number] += num
-        self.num += sum(nums)
-        self.sum_ns += sum(map(mul, durations_ns, nums))
-        self.longest_ns = max(self.longest_ns, *durations_ns)
-
-    def merge(self, other: _Distribution) -> None:
-        other.settle()
-        for number, num in other.bins.items():
-            self.bins[number] += num
-        self.num += other.num
-        self.sum_ns += other.sum_ns
-        self.longest_ns = max(self.longest_ns, other.longest_ns)
+        add_durations(self, noted[::2], noted[1::2])
 
     def quantile_ns(self, share: float) -> int | None:
-        """Return the middle of the bin in which the quantile lies."""
+        """Return a quantile, the noted durations included."""
         self.settle()
-        rank, reached = share * self.num, 0
-        for number in sorted(self.bins):
-            reached += self.bins[number]
-            if reached >= rank:
-                middle_ns = _LOWEST_NS * math.exp((number + 0.5) / _BINS_PER_E)
-                return min(self.longest_ns, round(middle_ns))
-        return None
+        return super().quantile_ns(share)
 
 
 class _Unkept(_Distribution):
@@ -117,7 +79,7 @@ class _Unkept(_Distribution):
 
     __slots__ = ()
 
-    def add(self, duration_ns: int, num: int) -> None:
+    def add(self, duration_ns: int, num: int = 1) -> None:
         """Ignore a duration."""
 
 
@@ -217,13 +179,14 @@ class Windows:
 
 def quantiles(name: str, buckets: list[Bucket]) -> Quantiles:
     """Return the quantiles of a duration over buckets."""
-    whole = _Distribution()
+    whole = LogHistogram()
     for bucket in buckets:
+        bucket.durations[name].settle()
         whole.merge(bucket.durations[name])
-    if not whole.num:
+    mean_ns = whole.mean_ns
+    if mean_ns is None:
         return NO_QUANTILES
-    p50, p95, p99 = (whole.quantile_ns(share) for share in (0.50, 0.95, 0.99))
-    return Quantiles(whole.num, round(whole.sum_ns / whole.num), p50, p95, p99, whole.longest_ns)
+    return Quantiles(whole.num, round(mean_ns), *whole.percentiles_ns(), whole.longest_ns)
 
 
 def amounts(buckets: list[Bucket]) -> dict[str, int]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from inferscope.foreign import one_line
 from inferscope.json_document import Document
-from inferscope.load.quantiles import LatencyQuantiles
 from inferscope.load.server import TokenizerRatio
-from inferscope.load.summary import LATE_P99_MS, LoadStats, LoadSummary
+from inferscope.load.summary import LATE_P99_MS, LatencyQuantiles, LoadStats, LoadSummary
 
 _MOST_CELLS = 79
 
@@ -74,8 +73,8 @@ def live_line(tally: LoadStats, *, elapsed_s: float, num_scheduled: int, num_ope
         f"open {num_open}",
         f"done {tally.num_finished}",
         f"failed {tally.num_failed}",
-        f"TTFT p50 {_ms(tally.ttft.at(0.5))} ms",
-        f"late p99 {_ms(tally.late.at(0.99))} ms",
+        f"TTFT p50 {_ms(tally.ttft.quantile_ns(0.5))} ms",
+        f"late p99 {_ms(tally.late.quantile_ns(0.99))} ms",
     ):
         if len(line) + 2 + len(part) > _MOST_CELLS:
             break

@@ -11,13 +11,28 @@ from collections import Counter
 import msgspec
 
 from inferscope.load.open_loop import ClientTimes
-from inferscope.load.quantiles import LatencyQuantiles, LatencySamples
+from inferscope.log_histogram import LogHistogram
 
 LATE_P99_MS = 5.0
 """Lateness in ms beyond which the load deviates from its plan."""
 SEEN_BEFORE_SHARE = 0.5
 """Minimum cached share; a chat template alone is at most a third of the shortest prompts."""
 _MOST_REPEATED_SHARE = 0.5
+
+
+class LatencyQuantiles(msgspec.Struct, frozen=True):
+    """Percentiles of a duration; None without measurements."""
+
+    num: int
+    """Number of durations."""
+    p50_ns: int | None = None
+    """Median."""
+    p95_ns: int | None = None
+    """95th percentile."""
+    p99_ns: int | None = None
+    """99th percentile."""
+    max_ns: int | None = None
+    """Longest duration."""
 
 
 class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +97,8 @@ class LoadStats:
     def __init__(self) -> None:
         """Start empty."""
         self.num_finished = 0
-        self.ttft, self.late = LatencySamples(), LatencySamples()
-        self._tbt, self._e2e = LatencySamples(), LatencySamples()
+        self.ttft, self.late = LogHistogram(), LogHistogram()
+        self._tbt, self._e2e = LogHistogram(), LogHistogram()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._refused = self._abandoned = 0
@@ -141,7 +156,7 @@ class LoadStats:
     def summary(self) -> LoadSummary:
         """Return the summary."""
         span_ns = max(0, self._last_ns - (self._first_ns or self._last_ns))
-        late = self.late.quantiles()
+        late = _quantiles(self.late)
         seen_before = _share(max(0.0, self._known_tokens), self._new_tokens)
         return LoadSummary(
             scheduled=self.late.num,
@@ -161,12 +176,17 @@ class LoadStats:
             output_tokens=self._output_tokens,
             output_tok_s=_per_second(self._output_tokens, span_ns),
             is_output_counted=self._is_output_counted,
-            ttft=self.ttft.quantiles(),
-            tbt=self._tbt.quantiles(),
-            e2e=self._e2e.quantiles(),
+            ttft=_quantiles(self.ttft),
+            tbt=_quantiles(self._tbt),
+            e2e=_quantiles(self._e2e),
             late=late,
             fell_behind=(late.p99_ns or 0) > LATE_P99_MS * 1e6,
         )
+
+
+def _quantiles(durations: LogHistogram) -> LatencyQuantiles:
+    longest_ns = durations.longest_ns if durations.num else None
+    return LatencyQuantiles(durations.num, *durations.percentiles_ns(), longest_ns)
 
 
 def _share(part: float, whole: float) -> float | None:

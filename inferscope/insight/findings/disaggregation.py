@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from inferscope.insight.findings.durations import Durations
 from inferscope.insight.findings.run_summary import RunSummary
-
-_PERCENTILES = (0.50, 0.95, 0.99)
+from inferscope.log_histogram import LogHistogram
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -55,9 +53,9 @@ def disaggregation(run: RunSummary) -> Disaggregation | None:
     return Disaggregation(ttft, apart_ttft, tbt, apart_tbt)
 
 
-def _of(durations: Durations) -> Distribution | None:
+def _of(durations: LogHistogram) -> Distribution | None:
     mean_ns = durations.mean_ns
     if mean_ns is None:
         return None
-    p50, p95, p99 = (round(durations.quantile_ns(share) or 0) for share in _PERCENTILES)
+    p50, p95, p99 = (found_ns or 0 for found_ns in durations.percentiles_ns())
     return Distribution(durations.num, round(mean_ns), p50, p95, p99)

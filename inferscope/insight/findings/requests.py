@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import breakdown
-from inferscope.fold import FinalRequest
-from inferscope.insight.findings.durations import Durations
+from inferscope.fold import FinalRequest, add_durations
 from inferscope.insight.findings.tail import Tail
+from inferscope.log_histogram import LogHistogram
 
 Ints = NDArray[np.int64]
 
@@ -52,13 +52,12 @@ class RequestStats:
         self.before_ns: Counter[str] = Counter()
         self.after_ns: Counter[str] = Counter()
         self.life_ns: Counter[str] = Counter()
-        self.ttft, self.tbt, self.e2e = Durations(), Durations(), Durations()
-        self.ttft_without_decodes, self.tbt_without_prefills = Durations(), Durations()
-        self.ttft_warm = Durations()
-        self.e2e_unqueued, self.e2e_unpreempted = Durations(), Durations()
+        self.ttft, self.ttft_without_decodes, self.ttft_warm = _histograms(3)
+        self.tbt, self.tbt_without_prefills = _histograms(2)
+        self.e2e, self.e2e_unqueued, self.e2e_unpreempted, self.whole = _histograms(4)
         self.num_tokens_after = 0
         self.slow_first, self.slow_later = Tail(), Tail()
-        self.slow_life, self.slow_whole, self.whole = Tail(), Tail(), Durations()
+        self.slow_life, self.slow_whole = Tail(), Tail()
         self.num_slow_whole = 0
         self.num_preempted = self.num_preemptions = self.num_cold = 0
         self.prompt_tokens = self.cached_tokens = 0
@@ -98,8 +97,9 @@ class RequestStats:
             self.num_tokens_after += after.num_gaps
             gaps_ns = _gaps_ns(request.token_times_ns)
             self.slow_later.add(request.longest_gap_ns, after.by_cause)
-            self.tbt.add_all(gaps_ns)
-            self.tbt_without_prefills.add_all(gaps_ns - prefills_ns)
+            once = [1] * len(gaps_ns)
+            add_durations(self.tbt, gaps_ns.tolist(), once)
+            add_durations(self.tbt_without_prefills, (gaps_ns - prefills_ns).tolist(), once)
 
     def _add_life(self, request: FinalRequest) -> None:
         life = breakdown(request, "e2e") if request.finish in _ANSWERS else None
@@ -120,6 +120,10 @@ class RequestStats:
         """Return the share of all responses' time booked to these causes."""
         whole_ns = self.life_ns.total()
         return _of(self.life_ns, causes) / whole_ns if whole_ns else 0.0
+
+
+def _histograms(num: int) -> list[LogHistogram]:
+    return [LogHistogram() for _ in range(num)]
 
 
 def _of(by_cause: dict[str, int], causes: tuple[str, ...]) -> int:
