@@ -12,8 +12,8 @@ from itertools import chain
 
 from prometheus_client.core import Metric
 
-from inferscope_prometheus import names
-from inferscope_prometheus.metric import gauge
+from inferscope_prometheus.metric import family_of
+from inferscope_prometheus.metric_table import OF_ALL
 from inferscope_prometheus.page import HistogramFamily
 
 _ENGINE = "engine_id"
@@ -44,12 +44,8 @@ def bounded(
                 family.leave_out(refused)
             else:
                 family.samples = [s for s in family.samples if s.labels[_ENGINE] not in refused]
-    left_out = gauge(
-        "inferscope_series_left_out",
-        "Time series left out of this page because it would exceed max_series.",
-        (),
-        [(names.OF_ALL, float(sum(by_engine[engine_id] for engine_id in refused)))],
-    )
+    num_left_out = float(sum(by_engine[engine_id] for engine_id in refused))
+    left_out = family_of("series_left_out", [(OF_ALL, num_left_out)])
     return chain(kept_families, (left_out,))
 
 

@@ -7,28 +7,17 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from inferscope.fold import CollectorInfo
-from inferscope_prometheus import names
-from inferscope_prometheus.metric import counter, gauge
+from inferscope_prometheus.metric import family_of
+from inferscope_prometheus.metric_table import OF_ALL
 
 
 def collector_families(running: CollectorInfo) -> Iterator[Metric]:
     """Return the families at one time."""
-    yield gauge(
-        "inferscope_collector_info",
-        "Version and configuration of the collector.",
-        ("version", "config_hash", "shard"),
-        [((*names.OF_ALL, running.version, running.config_hash, running.shard), 1.0)],
-    )
-    reloads = (("good", running.num_reloads), ("bad", running.num_reloads_refused))
-    yield counter(
-        "inferscope_collector_reloads",
-        "Configuration reloads, by result: applied or rejected.",
-        ("result",),
-        [((*names.OF_ALL, result), float(num)) for result, num in reloads],
-    )
-    yield counter(
-        "inferscope_rings_refused",
-        "Rings not followed: engine of another user, or limit reached.",
-        ("reason",),
-        [((*names.OF_ALL, reason), float(num)) for reason, num in running.num_refused.items()],
-    )
+    about = (running.version, running.config_hash, running.shard)
+    yield family_of("collector_info", [((*OF_ALL, *about), 1.0)])
+    reloads = {"good": running.num_reloads, "bad": running.num_reloads_refused}
+    for name, nums in (
+        ("collector_reloads_total", reloads),
+        ("rings_refused_total", running.num_refused),
+    ):
+        yield family_of(name, (((*OF_ALL, word), float(num)) for word, num in nums.items()))

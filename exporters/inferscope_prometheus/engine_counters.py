@@ -14,9 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.fold import FinalRequest, FinalStep
-from inferscope.records import PREFILL, VERIFY
+from inferscope.records import CAUSES, FINISHES, PREFILL, VERIFY
 from inferscope_prometheus import names
 from inferscope_prometheus.cost_allocation import CostAllocation
+from inferscope_prometheus.metric_table import (
+    BOUNDS_A,
+    BOUNDS_B,
+    BOUNDS_S,
+    METRICS,
+    REQUEST_HISTOGRAMS,
+)
 
 _MOST_REMEMBERED = 65_536
 
@@ -80,12 +87,12 @@ class ReplicaCounters:
 
     def __init__(self) -> None:
         self.histograms = {
-            name: DurationHistogram(bounds) for name, (bounds, _) in names.HISTOGRAMS.items()
+            name: DurationHistogram(BOUNDS_S[METRICS[name].kind]) for name in REQUEST_HISTOGRAMS
         }
-        self.step_ns = {phase: DurationHistogram(names.BOUNDS_B) for phase in names.STEP_PHASES}
-        self.gpu_ns = {phase: DurationHistogram(names.BOUNDS_A) for phase in names.PHASES}
-        self.finishes = dict.fromkeys(names.FINISHES, 0)
-        self.cause_ns = dict.fromkeys(names.CAUSES, 0)
+        self.step_ns = {phase: DurationHistogram(BOUNDS_B) for phase in names.STEP_PHASES}
+        self.gpu_ns = {phase: DurationHistogram(BOUNDS_A) for phase in names.PHASES}
+        self.finishes = dict.fromkeys(FINISHES, 0)
+        self.cause_ns = dict.fromkeys(CAUSES, 0)
         self.waste_ns = dict.fromkeys(names.WASTES, 0)
         self.tokens = dict.fromkeys(names.TOKENS, 0)
         self.flops = dict.fromkeys(names.PHASES, 0)
@@ -116,11 +123,11 @@ class ReplicaCounters:
         """
         ledger_ns = request.ledger_ns
         spent = {
-            "request_duration": request.delivered_ns - request.arrived_ns,
+            "request_duration_seconds": request.delivered_ns - request.arrived_ns,
         }
         if not request.ledger_missing:
-            spent["request_queue"] = sum(ledger_ns.get(c, 0) for c in names.QUEUES)
-            spent["request_stall"] = sum(ledger_ns.get(c, 0) for c in names.STALLS)
+            spent["request_queue_seconds"] = sum(ledger_ns.get(c, 0) for c in names.QUEUES)
+            spent["request_stall_seconds"] = sum(ledger_ns.get(c, 0) for c in names.STALLS)
             self.gpu_ns["prefill"].add(request.prefill_ns)
             self.gpu_ns["decode"].add(request.decode_ns)
         if not request.is_in_one_piece:
@@ -142,7 +149,7 @@ class ReplicaCounters:
         times_ns = np.frombuffer(request.token_times_ns, dtype=np.int64)
         if len(times_ns) < 2:
             return
-        gaps_ns, histogram = np.diff(times_ns), self.histograms["time_between_tokens"]
+        gaps_ns, histogram = np.diff(times_ns), self.histograms["time_between_tokens_seconds"]
         histogram.add_all(gaps_ns)
         if trace_id is not None:
             histogram.show(Exemplar(trace_id, int(gaps_ns.max()), request.delivered_ns))
@@ -153,13 +160,13 @@ def _of_tokens(request: FinalRequest) -> dict[str, int]:
     arrived_ns, first_ns = request.arrived_ns, request.first_token_ns
     if first_ns is None:
         return {}
-    spent = {"time_to_first_token": first_ns - arrived_ns}
+    spent = {"time_to_first_token_seconds": first_ns - arrived_ns}
     if request.admitted_ns is not None:
-        spent["request_prefill"] = max(0, first_ns - request.admitted_ns)
+        spent["request_prefill_seconds"] = max(0, first_ns - request.admitted_ns)
     if request.last_token_ns is not None:
-        spent["request_decode"] = decode_ns = request.last_token_ns - first_ns
+        spent["request_decode_seconds"] = decode_ns = request.last_token_ns - first_ns
         if request.output_tokens > 1:
-            spent["time_per_output_token"] = round(decode_ns / (request.output_tokens - 1))
+            spent["time_per_output_token_seconds"] = round(decode_ns / (request.output_tokens - 1))
     return spent
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from inferscope.fold import SloState
+from inferscope.fold import BudgetView, SloState
 from inferscope.slo import ObjectiveCount
-from inferscope_prometheus import names
+from inferscope_prometheus.metric import Rows, family_of
+from inferscope_prometheus.metric_table import OF_ALL
 
 ObjectiveRows = Iterable[tuple[tuple[str, ...], ObjectiveCount]]
-_LABELS = (*names.LABELS, "slo")
 
 
 def slo_families(counts: ObjectiveRows, promised: SloState) -> Iterator[Metric]:
@@ -24,64 +24,33 @@ def slo_families(counts: ObjectiveRows, promised: SloState) -> Iterator[Metric]:
         counts: each engine's counts, with the values of LABELS.
         promised: the budgets, over all engines of a host, by model label.
     """
-    counts = list(counts)
-    requests = CounterMetricFamily(
-        "inferscope_slo_requests",
-        "Judged requests, good or bad; an unfinished one is bad once it is late.",
-        labels=(*_LABELS, "result"),
+    by_objective = [((*labels, count.objective.name), count) for labels, count in counts]
+    yield family_of("slo_requests_total", _results(by_objective))
+    yield family_of(
+        "slo_breaches_total",
+        (((*at, cause), num) for at, count in by_objective for cause, num in count.causes.items()),
     )
-    breaches = CounterMetricFamily(
-        "inferscope_slo_breaches",
-        "Bad requests by main cause; counted when they finish, or ten seconds late.",
-        labels=(*_LABELS, "cause"),
+    yield family_of(
+        "slo_warmup_requests_total", ((at, count.num_warm_up) for at, count in by_objective)
     )
-    warm_up = CounterMetricFamily(
-        "inferscope_slo_warmup_requests",
-        "Warm-up requests, before an engine's first response: neither good nor bad.",
-        labels=_LABELS,
+    objectives = [(at, count.objective) for at, count in by_objective]
+    yield family_of(
+        "slo_threshold_seconds",
+        ((at, one.threshold_ns / 1e9) for at, one in objectives if one.threshold_ns is not None),
     )
-    threshold = GaugeMetricFamily(
-        "inferscope_slo_threshold_seconds", "Latency limit of a good request.", labels=_LABELS
+    yield family_of("slo_objective_ratio", ((at, one.objective) for at, one in objectives))
+    # Budgets outlive engines.
+    budgets = [
+        ((budget.model, *OF_ALL[1:], budget.objective.name), budget) for budget in promised.budgets
+    ]
+    yield family_of("slo_window_requests", _results(budgets))
+    yield family_of(
+        "slo_budget_remaining_ratio", ((at, budget.remaining) for at, budget in budgets)
     )
-    objective = GaugeMetricFamily(
-        "inferscope_slo_objective_ratio", "Target share of good requests.", labels=_LABELS
-    )
-    for labels, count in counts:
-        one = count.objective
-        at = (*labels, one.name)
-        requests.add_metric([*at, "good"], count.num_good)
-        requests.add_metric([*at, "bad"], count.num_bad)
-        for cause, num in count.causes.items():
-            breaches.add_metric([*at, cause], num)
-        warm_up.add_metric(at, count.num_warm_up)
-        if one.threshold_ns is not None:
-            threshold.add_metric(at, one.threshold_ns / 1e9)
-        objective.add_metric(at, one.objective)
-    yield from (requests, breaches, warm_up, threshold, objective)
-    yield from _budgets(promised)
+    yield family_of("slo_uncounted_seconds", [(OF_ALL, promised.uncounted_ns / 1e9)])
 
 
-def _budgets(promised: SloState) -> Iterator[Metric]:
-    """Return the families of budgets, which outlive engines."""
-    window = GaugeMetricFamily(
-        "inferscope_slo_window_requests",
-        "Requests judged on this host within the objective's window, earlier collectors included.",
-        labels=(*_LABELS, "result"),
-    )
-    remaining = GaugeMetricFamily(
-        "inferscope_slo_budget_remaining_ratio",
-        "Remaining share of this host's error budget; below 0 it is overspent.",
-        labels=_LABELS,
-    )
-    for budget in promised.budgets:
-        at = (budget.model, *names.OF_ALL[1:], budget.objective.name)
-        window.add_metric([*at, "good"], budget.num_good)
-        window.add_metric([*at, "bad"], budget.num_bad)
-        remaining.add_metric(at, budget.remaining)
-    gap = GaugeMetricFamily(
-        "inferscope_slo_uncounted_seconds",
-        "Time before this collector's start in which no collector judged.",
-        labels=names.LABELS,
-    )
-    gap.add_metric(names.OF_ALL, promised.uncounted_ns / 1e9)
-    yield from (window, remaining, gap)
+def _results(judged: Iterable[tuple[tuple[str, ...], ObjectiveCount | BudgetView]]) -> Rows:
+    for at, nums in judged:
+        yield (*at, "good"), nums.num_good
+        yield (*at, "bad"), nums.num_bad

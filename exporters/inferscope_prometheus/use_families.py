@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 
 from prometheus_client.core import Metric
 
 from inferscope.fold import EngineView
-from inferscope_prometheus import names
-from inferscope_prometheus.demand import demand_of
-from inferscope_prometheus.metric import counter, gauge
+from inferscope_prometheus.demand import Demand, demand_of
+from inferscope_prometheus.metric import family_if_rows, family_of
 from inferscope_prometheus.tenants import IDLE, UNNAMED, WASTE
 
 Labels = tuple[str, ...]
@@ -23,42 +23,17 @@ def tenants(
 
     Args:
         samples: for each engine its labels, device ns by tenant and phase, tokens by tenant and
-            kind,
-            and dollars by tenant and phase (None without a price).
+            kind, and dollars by tenant and phase (None without a price).
     """
-    yield counter(
-        "inferscope_tenant_gpu_seconds",
-        "Useful device time of ended requests, by tenant.",
-        ("tenant", "phase"),
+    yield from _use("tenant", [sample[:3] for sample in samples])
+    yield from family_if_rows(
+        "cost_dollars_total",
         (
-            ((*at, *payer), ns / 1e9)
-            for at, device_ns, _, _ in samples
-            for payer, ns in device_ns.items()
-            if payer[0] not in (WASTE, IDLE)
+            ((*at, *payer), amount)
+            for at, _, _, dollars in samples
+            for payer, amount in (dollars or {}).items()
         ),
     )
-    yield counter(
-        "inferscope_tenant_tokens",
-        "Tokens of ended requests, by tenant.",
-        ("tenant", "kind"),
-        (
-            ((*at, *payer), float(num))
-            for at, _, tokens, _ in samples
-            for payer, num in tokens.items()
-        ),
-    )
-    priced = [(at, dollars) for at, _, _, dollars in samples if dollars is not None]
-    if priced:
-        yield counter(
-            "inferscope_cost_dollars",
-            "Cost of device time by tenant, waste and idle, at the configured price.",
-            ("tenant", "phase"),
-            (
-                ((*at, *payer), amount)
-                for at, dollars in priced
-                for payer, amount in dollars.items()
-            ),
-        )
 
 
 def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metric]:
@@ -69,28 +44,27 @@ def adapters(samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Met
             kind.
     """
     demands = [
-        (at, device_ns, tokens)
-        for at, device_ns, tokens in samples
-        if any(num for (adapter, _), num in tokens.items() if adapter != UNNAMED)
+        sample
+        for sample in samples
+        if any(num for (adapter, _), num in sample[2].items() if adapter != UNNAMED)
     ]
-    if not demands:
-        return
-    yield counter(
-        "inferscope_adapter_gpu_seconds",
-        "Useful device time of ended requests, by LoRA adapter.",
-        ("adapter", "phase"),
+    if demands:
+        yield from _use("adapter", demands)
+
+
+def _use(payers: str, samples: Sequence[tuple[Labels, ByPayer, ByPayer]]) -> Iterator[Metric]:
+    yield family_of(
+        f"{payers}_gpu_seconds_total",
         (
-            ((*at, *which), ns / 1e9)
-            for at, device_ns, _ in demands
-            for which, ns in device_ns.items()
-            if which[0] not in (WASTE, IDLE)
+            ((*at, *payer), ns / 1e9)
+            for at, device_ns, _ in samples
+            for payer, ns in device_ns.items()
+            if payer[0] not in (WASTE, IDLE)
         ),
     )
-    yield counter(
-        "inferscope_adapter_tokens",
-        "Tokens of ended requests, by LoRA adapter.",
-        ("adapter", "kind"),
-        (((*at, *which), float(num)) for at, _, tokens in demands for which, num in tokens.items()),
+    yield family_of(
+        f"{payers}_tokens_total",
+        (((*at, *payer), num) for at, _, tokens in samples for payer, num in tokens.items()),
     )
 
 
@@ -101,11 +75,8 @@ def demand(samples: Iterable[tuple[Labels, EngineView, int]]) -> Iterator[Metric
         samples: for each engine its labels, its view, and the age of the view in ns.
     """
     demands = [(at, demand_of(view, lag_ns=lag_ns)) for at, view, lag_ns in samples]
-    for name, says in names.DEMAND.items():
-        rows = [
-            (at, float(number))
-            for at, each in demands
-            if each is not None and (number := getattr(each, name)) is not None
-        ]
-        if rows:
-            yield gauge(f"inferscope_{name}", says, (), rows)
+    for field in fields(Demand):
+        numbers = ((at, getattr(each, field.name)) for at, each in demands if each is not None)
+        yield from family_if_rows(
+            field.name, ((at, number) for at, number in numbers if number is not None)
+        )

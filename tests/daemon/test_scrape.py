@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inferscope_prometheus import names
+from inferscope_prometheus.metric_table import BOUNDS_A, BOUNDS_B, LABELS
 
 from inferscope.exporting import load_exporter
 from inferscope.private import private_file
@@ -226,11 +226,11 @@ def test_good_and_bad_are_what_the_export_makes_them(seen: Seen) -> None:
 
 
 def test_bounds_are_the_contracts_and_buckets_grow(seen: Seen) -> None:
-    assert len(names.BOUNDS_A) == 25
-    assert len(names.BOUNDS_B) == 23
+    assert len(BOUNDS_A) == 25
+    assert len(BOUNDS_B) == 23
     for name, bounds in [
-        ("request_stall", names.BOUNDS_A),
-        ("time_per_output_token", names.BOUNDS_B),
+        ("request_stall", BOUNDS_A),
+        ("time_per_output_token", BOUNDS_B),
     ]:
         buckets = seen.scrape.all(f"inferscope_{name}_seconds_bucket")
         assert [float(labels["le"]) for labels, _ in buckets] == [*bounds, float("inf")]
@@ -243,7 +243,7 @@ def test_every_family_has_the_same_labels_and_nobodys_name(seen: Seen) -> None:
     for family in seen.scrape.families.values():
         assert family.documentation
         for sample in family.samples:
-            assert set(names.LABELS) <= set(sample.labels), sample.name
+            assert set(LABELS) <= set(sample.labels), sample.name
             assert not ids & set(sample.labels.values())
 
 

@@ -18,6 +18,19 @@ SOURCES = {
     "prometheus": ("prometheus_datasource", "Prometheus data source"),
     "tempo": ("tempo_datasource", "Tempo data source"),
 }
+_METRIC_UNITS = {
+    "seconds": "s",
+    "ratio": "percentunit",
+    "bytes": "bytes",
+    "bytes_per_second": "Bps",
+    "flops_per_second": "flops",
+}
+"""Units of panels by the end of a metric's name; other metrics are counts."""
+_PLAIN = re.compile(
+    r"(?:histogram_quantile\([\d.]+, )?(?:\w+(?: by \([^()]*\))? )?"
+    r"\(*(?:rate\()?inferscope_(\w+?)(?:_bucket)?\{[^{}]*\}(?:\[[^\]]*\])?\)*"
+)
+"""A gauge, or a quantile of a histogram, neither scaled nor divided."""
 _COUNTERS = ("_total", "_count", "_sum", "_bucket")
 _RATES = ("rate", "irate", "increase")
 _WITHOUT_QUERY = ("text",)
@@ -91,6 +104,21 @@ def panel_units(dashboard: Json) -> Iterator[str]:
         for unit in units:
             if unit not in UNITS:
                 yield f"{panel['title']} has the unit {unit!r}"
+
+
+def metric_units(dashboard: Json) -> Iterator[str]:
+    """A panel of plain metrics has their unit; a table has one for each column."""
+    for panel in panels(dashboard):
+        if panel["type"] == "table":
+            continue
+        for target in panel.get("targets", ()):
+            plain = _PLAIN.fullmatch(target.get("expr", ""))
+            if plain is None or plain[1].endswith(("_total", "_count")):
+                continue
+            ends = [end for end in _METRIC_UNITS if plain[1].endswith(f"_{end}")]
+            unit = _METRIC_UNITS[max(ends, key=len)] if ends else "short"
+            if panel["fieldConfig"]["defaults"]["unit"] != unit:
+                yield f"{panel['title']} is not in {unit}, as {plain[1]} is"
 
 
 def panel_sources(dashboard: Json) -> Iterator[str]:
@@ -187,6 +215,7 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     label_queries,
     panel_words,
     panel_units,
+    metric_units,
     panel_sources,
     rate_interval,
     counters_are_rates,

@@ -38,6 +38,11 @@ def invent_unit(dashboard: Json) -> None:
     panels(dashboard)[0]["fieldConfig"]["defaults"]["unit"] = "bananas"
 
 
+def mistake_unit(dashboard: Json) -> None:
+    (panel,) = (each for each in panels(dashboard) if each["title"] == "Predicted wait")
+    panel["fieldConfig"]["defaults"]["unit"] = "short"
+
+
 def fix_source(dashboard: Json) -> None:
     panels(dashboard)[0]["targets"][0]["datasource"]["uid"] = "P1234"
 
@@ -93,6 +98,7 @@ FAULTS = {
     ask_once: "label_queries",
     drop_description: "panel_words",
     invent_unit: "panel_units",
+    mistake_unit: "metric_units",
     fix_source: "panel_sources",
     fix_interval: "rate_interval",
     drop_rate: "counters_are_rates",

@@ -304,8 +304,8 @@ def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
     numbers.on_request(final)
     counts = numbers.by_replica[0]
     assert sum(counts.cause_ns.values()) == 0
-    assert sum(counts.histograms["request_queue"].counts) == 0
-    assert sum(counts.histograms["request_duration"].counts) == 1
+    assert sum(counts.histograms["request_queue_seconds"].counts) == 0
+    assert sum(counts.histograms["request_duration_seconds"].counts) == 1
     finished = Finished(final, None, None, None, {})
     told = root_attributes(finished, EngineResource("engine"), "text_completion", None)
     assert told["inferscope.ledger_missing"] == "core not observed"

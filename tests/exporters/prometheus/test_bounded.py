@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus import PrometheusExporter
 from inferscope_prometheus.bounded import bounded
-from inferscope_prometheus.metric import gauge
+from inferscope_prometheus.metric import family_of
 from inferscope_prometheus.page import MOST_LABEL, page
 
 from inferscope.errors import BadInput
@@ -56,7 +56,9 @@ def test_no_page_has_more_series_than_it_may_nor_a_guest_more_than_half(
         for name, (_, num) in zip(order, engines, strict=True)
         for at in range(num)
     ]
-    *told, left_out = bounded([gauge("a", "A.", (), rows)], order=order, guests=guests, most=most)
+    *told, left_out = bounded(
+        [family_of("requests_running", rows)], order=order, guests=guests, most=most
+    )
     shown = [sample.labels["engine_id"] for family in told for sample in family.samples]
     assert len(shown) <= most
     assert len(shown) + left_out.samples[0].value == len(rows)
@@ -68,8 +70,13 @@ def test_no_page_has_more_series_than_it_may_nor_a_guest_more_than_half(
 
 def test_long_values_of_labels_are_cut_and_stay_apart() -> None:
     names = ["x" * 5000 + end for end in ("a", "b")]
-    family = gauge("a", "A.", (), [(("m", "k", name, "0", "both"), 1.0) for name in names])
-    samples = Scrape(page([family], is_open=False).decode()).families["a"].samples
+    rows = [(("m", "k", name, "0", "both"), 1.0) for name in names]
+    family = family_of("requests_running", rows)
+    samples = (
+        Scrape(page([family], is_open=False).decode())
+        .families["inferscope_requests_running"]
+        .samples
+    )
     values = [sample.labels["engine_id"] for sample in samples]
     assert [len(value) for value in values] == [MOST_LABEL] * 2
     assert values[0] != values[1]

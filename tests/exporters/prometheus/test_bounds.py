@@ -12,6 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus import names
 from inferscope_prometheus.engine_counters import DurationHistogram, ReplicaCounters
+from inferscope_prometheus.metric_table import (
+    BOUNDS_A,
+    BOUNDS_B,
+    BOUNDS_S,
+    METRICS,
+    REQUEST_HISTOGRAMS,
+)
 from prometheus_client.exposition import choose_encoder
 
 from tests.dashboards.reading import dashboards, queries
@@ -40,16 +47,18 @@ def spelt() -> dict[str, set[str]]:
     """Return the bounds of every histogram as a page spells them."""
     counts = ReplicaCounters()
     assert counts.step_ns.keys() == set(names.STEP_PHASES)
-    bounds = {name: bounds for name, (bounds, _) in names.HISTOGRAMS.items()}
-    bounds |= {"step_duration": names.BOUNDS_B, "request_gpu": names.BOUNDS_A}
-    return {f"inferscope_{name}_seconds": {*map(str, of)} for name, of in bounds.items()}
+    return {
+        row.full_name: {*map(str, BOUNDS_S[row.kind])}
+        for row in METRICS.values()
+        if row.kind in BOUNDS_S
+    }
 
 
 def test_every_part_of_a_long_answer_is_within_the_bounds() -> None:
-    of_requests = [name for name in names.HISTOGRAMS if not re.search("between|per_output", name)]
+    of_requests = [name for name in REQUEST_HISTOGRAMS if not re.search("between|per_output", name)]
     assert len(of_requests) == 6
     for name in of_requests:
-        bounds_s, _ = names.HISTOGRAMS[name]
+        bounds_s = BOUNDS_S[METRICS[name].kind]
         assert bounds_s[-2] < LONGEST_ANSWER_S <= bounds_s[-1]
         assert len(bounds_s) == 25
 
@@ -57,10 +66,10 @@ def test_every_part_of_a_long_answer_is_within_the_bounds() -> None:
 @pytest.mark.parametrize(
     ("bounds_s", "from_s", "to_s", "most"),
     [
-        (names.BOUNDS_A, 0.005, 640.0, 2.0),
-        (names.BOUNDS_A, 0.04, 2.5, 1.67),
-        (names.BOUNDS_B, 0.001, 1.0, 2.0),
-        (names.BOUNDS_B, 0.004, 1.0, 1.67),
+        (BOUNDS_A, 0.005, 640.0, 2.0),
+        (BOUNDS_A, 0.04, 2.5, 1.67),
+        (BOUNDS_B, 0.001, 1.0, 2.0),
+        (BOUNDS_B, 0.004, 1.0, 1.67),
     ],
 )
 @given(data=st.data(), share=st.floats(0.01, 0.99))
@@ -85,7 +94,7 @@ def test_a_quantile_is_off_by_less_than_is_documented(
 
 def test_the_page_lists_the_bounds() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for name, bounds_s in (("A", names.BOUNDS_A), ("B", names.BOUNDS_B)):
+    for name, bounds_s in (("A", BOUNDS_A), ("B", BOUNDS_B)):
         (row,) = re.findall(rf"^\| {name}, of .* \| ([\d. ]+) \|$", text, re.MULTILINE)
         assert tuple(map(float, row.split())) == bounds_s
 

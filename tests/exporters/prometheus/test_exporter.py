@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from inferscope_otlp import OtlpExporter
 from inferscope_prometheus import PrometheusExporter, names
+from inferscope_prometheus.metric_table import LABELS
 from msgspec.structs import replace as changed
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as read_open,
@@ -17,7 +18,7 @@ from prometheus_client.openmetrics.parser import (
 from inferscope.daemon.exporter_set import ExporterSet
 from inferscope.fold.final_records import FinalRequest, FinalStep, TokenTime
 from inferscope.fold.snapshots import BudgetView, SloState, Snapshot
-from inferscope.records import DECODE, VERIFY
+from inferscope.records import CAUSES, DECODE, FINISHES, VERIFY
 from inferscope.slo.objectives import Objective
 from inferscope.slo.tally import ObjectiveCount
 from tests.daemon.running import Scrape, eventually
@@ -218,8 +219,8 @@ def test_every_event_counter_is_there_before_its_first_event(finals: Finals, exp
     it.tell(view=finals.view)
     scrape = it.scrape()
     for name, label, words in (
-        ("requests", "finish_reason", names.FINISHES),
-        ("latency_seconds", "cause", names.CAUSES),
+        ("requests", "finish_reason", FINISHES),
+        ("latency_seconds", "cause", CAUSES),
         ("wasted_gpu_seconds", "reason", names.WASTES),
         ("spec_tokens", "result", names.SPEC_RESULTS),
         ("tenant_tokens", "kind", names.TENANT_TOKENS),
@@ -266,7 +267,7 @@ def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
                     scrape = Scrape(answer.read().decode())
                 return scrape.one(
                     "inferscope_records_dropped_total",
-                    **dict.fromkeys(names.LABELS, "all"),
+                    **dict.fromkeys(LABELS, "all"),
                     stage="otlp",
                     reason="not_delivered",
                 )

@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from inferscope_prometheus import PrometheusExporter, names
+from inferscope_prometheus import PrometheusExporter
 from inferscope_prometheus.bounded import bounded
 from inferscope_prometheus.collector_families import collector_families
 from inferscope_prometheus.families import families
+from inferscope_prometheus.metric_table import LABELS, METRICS
 from inferscope_prometheus.page import page
 from inferscope_prometheus.slo_families import slo_families
 from msgspec.structs import replace as changed
@@ -103,9 +104,9 @@ def exported_names(scrape: Scrape) -> str:
         labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
         assert len(labels) == 1, f"{family.name} has no samples, or not all have the same labels"
         (found,) = labels
-        assert found >= set(names.LABELS)
+        assert found >= set(LABELS)
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        lines.append(" ".join((name, family.type, *sorted(found - set(names.LABELS)))))
+        lines.append(" ".join((name, family.type, *sorted(found - set(LABELS)))))
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
@@ -122,6 +123,14 @@ def test_promtool_finds_nothing_to_say_of_any_of_them(finals: Finals) -> None:
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_table_is_the_list() -> None:
+    rows = [
+        " ".join((row.full_name, row.kind.split()[0], *sorted(row.own_labels.split())))
+        for row in METRICS.values()
+    ]
+    assert sorted(rows) == LIST.read_text(encoding="utf-8").splitlines()
 
 
 def documented() -> set[str]:
