@@ -82,9 +82,10 @@ bench: $(READY)
 dashboards: $(READY)
 	$(BIN)/python -m dashboards.generate
 
-# The page of what --json prints, from the types of the documents.
+# What --json prints, from the types of the documents, and the tables of the exporter's metrics.
 reference: $(READY)
 	$(BIN)/python -m docs.json_reference
+	$(BIN)/python -m docs.metrics_reference
 
 # The documentation site in out/docs. A broken link or anchor fails; it has an environment of its own.
 docs: $(READY)

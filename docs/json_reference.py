@@ -71,7 +71,7 @@ class Field(NamedTuple):
 def page() -> str:
     """Return the page."""
     headings = _headings()
-    parts = [_INTRODUCTION, "## Commands\n", *_rows(("command", "document"), _commands(headings))]
+    parts = [_INTRODUCTION, "## Commands\n", *rows(("command", "document"), _commands(headings))]
     for title, found in (("Documents", True), ("Parts", False)):
         parts.append(f"\n## {title}")
         for each, heading in headings.items():
@@ -139,15 +139,16 @@ def _section(of: type, headings: Mapping[type, str]) -> Iterator[str]:
     if hasattr(of, "_fields"):
         yield "\nIt is a list, with these in their order."
     yield ""
-    rows = (
+    cells = (
         (f"`{field.key}`", _type(field.type, headings), unit(field.key), field.meaning)
         for field in fields(of)
     )
-    yield from _rows(("key", "type", "unit", "meaning"), rows)
+    yield from rows(("key", "type", "unit", "meaning"), cells)
 
 
-def _rows(heads: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> Iterator[str]:
-    for row in (heads, ("---",) * len(heads), *rows):
+def rows(heads: tuple[str, ...], cells: typing.Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Return the lines of a table."""
+    for row in (heads, ("---",) * len(heads), *cells):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
