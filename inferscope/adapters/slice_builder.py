@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferscope.probe import Probe
-from inferscope.records import DECODE, DRAFT, LAST_CHUNK, PREFILL, RECOMPUTED, VERIFY
+from inferscope.probe import Probe, split_phases
+from inferscope.records import DECODE, DRAFT, VERIFY
 
 
 class Stretches:
@@ -52,19 +52,11 @@ class Stretches:
             is_sampled: whether the last known token's logits choose a token.
         """
         known = end if num_known is None else min(end, num_known)
-        # Prefill ends where both the prompt and the lost tokens are computed.
-        prefill_end = max(seen, num_prompt)
-        for phase, flag, limit in (
-            (PREFILL, RECOMPUTED, seen),
-            (PREFILL, 0, num_prompt),
-            (DECODE, 0, known),
+        for phase, first, stop, flags in split_phases(
+            start, known, seen=seen, num_prompt=num_prompt
         ):
-            stop = min(known, limit)
-            if stop > start:
-                flags = flag | LAST_CHUNK if phase == PREFILL and stop == prefill_end else flag
-                sampled = int(is_sampled and stop == known)
-                self._row(index, phase, stop - start, start, flags, sampled)
-                start = stop
+            sampled = int(is_sampled and stop == known)
+            self._row(index, phase, stop - first, first, flags, sampled)
         if end > known:
             self._row(index, VERIFY, end - known, known, 0, end - known)
             self.proposed[-1] = end - known

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from inferscope.engine.scheduler import Slice
-from inferscope.records import DECODE, LAST_CHUNK, PREFILL, RECOMPUTED
+from inferscope.probe import split_phases
+from inferscope.records import DECODE
 
 
 class StepColumns(msgspec.Struct, frozen=True, gc=False):
@@ -42,20 +43,9 @@ def step_columns(slices: Iterable[Slice]) -> StepColumns:
 
 
 def _prefill_rows(part: Slice) -> Iterator[tuple[int, ...]]:
-    request, start = part.request, part.context
-    end = start + part.num_tokens
-    seen, num_prompt = request.ever_computed, request.num_prompt
-    # Prefill ends when the prompt and all tokens lost to a preemption are computed.
-    prefill_end = max(seen, num_prompt)
-    for phase, flag, limit in (
-        (PREFILL, RECOMPUTED, seen),
-        (PREFILL, 0, num_prompt),
-        (DECODE, 0, end),
+    request, end = part.request, part.context + part.num_tokens
+    for phase, first, stop, flags in split_phases(
+        part.context, end, seen=request.ever_computed, num_prompt=request.num_prompt
     ):
-        stop = min(end, limit)
-        if stop > start:
-            is_complete = phase == PREFILL and stop == prefill_end
-            flags = flag | LAST_CHUNK if is_complete else flag
-            sampled = int(part.is_sampled and stop == end)
-            yield request.index, phase, stop - start, start, flags, sampled
-            start = stop
+        sampled = int(part.is_sampled and stop == end)
+        yield request.index, phase, stop - first, first, flags, sampled

@@ -14,6 +14,7 @@ from inferscope.probe.log import KEYFRAME_NS
 from inferscope.probe.marks import Marks
 from inferscope.probe.opening import make_ring
 from inferscope.probe.part_labels import HEADER, Labels, Parts, bounded, is_name
+from inferscope.probe.phases import split_phases
 from inferscope.probe.probe import LEAST_BLOCKED_NS, Probe
 from inferscope.probe.requests import MAX_LIVE
 from inferscope.probe.server_address import server_place
@@ -53,5 +54,6 @@ __all__ = [
     "make_ring",
     "note",
     "server_place",
+    "split_phases",
     "warn",
 ]

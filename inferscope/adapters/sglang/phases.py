@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 
+from inferscope.probe import split_phases
 from inferscope.records import (
     DECODE,
     DRAFT,
-    LAST_CHUNK,
     PREFILL,
-    RECOMPUTED,
     VERIFY,
     Binding,
     finish_of_status,
@@ -122,21 +121,12 @@ def rows_of(mode: str, parts: Iterable[Part], *, is_verified: bool = False) -> R
 
 
 def _prefill_rows(part: Part) -> Iterator[tuple[int, ...]]:
-    start, end = part.context, part.context + part.tokens
-    # Prefill ends where both the prompt and what was lost to a retraction are restored.
-    prefill_end = max(part.seen, part.num_prompt)
-    for phase, flag, limit in (
-        (PREFILL, RECOMPUTED, part.seen),
-        (PREFILL, 0, part.num_prompt),
-        (DECODE, 0, end),
+    end = part.context + part.tokens
+    for phase, first, stop, flags in split_phases(
+        part.context, end, seen=part.seen, num_prompt=part.num_prompt
     ):
-        stop = min(end, limit)
-        if stop > start:
-            is_complete = phase == PREFILL and stop == prefill_end
-            flags = flag | LAST_CHUNK if is_complete else flag
-            sampled = part.sampled if stop == end else 0
-            yield part.index, phase, stop - start, start, flags, sampled, 0, 0, part.number
-            start = stop
+        sampled = part.sampled if stop == end else 0
+        yield part.index, phase, stop - first, first, flags, sampled, 0, 0, part.number
 
 
 def finish_of_json(reason: Mapping[str, Any] | None, *, has_run: bool) -> str:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inferscope.records import DECODE, LAST_CHUNK, PREFILL, RECOMPUTED, VERIFY, RequestIndex
+from inferscope.probe import split_phases
+from inferscope.records import DECODE, VERIFY, RequestIndex
 
 
 class Progress:
@@ -110,23 +111,15 @@ def part_of(progress: Progress, *, context: int, tokens: int, drafts: int) -> Pa
 
 
 def _rows(progress: Progress, start: int, end: int, first_draft: int) -> tuple[Row, ...]:
-    seen, num_prompt = progress.ever, progress.num_prompt
-    prefill_end = max(seen, num_prompt)
-    rows = []
-    for phase, flag, limit in (
-        (PREFILL, RECOMPUTED, min(seen, first_draft)),
-        (PREFILL, 0, min(num_prompt, first_draft)),
-        (DECODE, 0, first_draft),
-        (VERIFY, 0, end),
-    ):
-        stop = min(end, limit)
-        if stop <= start:
-            continue
-        if phase == PREFILL and stop == prefill_end:
-            flag |= LAST_CHUNK
+    rows = [
         # vLLM computes logits for the last token of each request, also of one that has only part
         # of its prompt, and for every draft token.
-        sampled = stop - start if phase == VERIFY else int(stop == first_draft)
-        rows.append(Row(phase, stop - start, start, flag, sampled))
-        start = stop
+        Row(phase, stop - first, first, flags, int(stop == first_draft))
+        for phase, first, stop, flags in split_phases(
+            start, first_draft, seen=progress.ever, num_prompt=progress.num_prompt
+        )
+    ]
+    if end > first_draft:
+        num_drafts = end - first_draft
+        rows.append(Row(VERIFY, num_drafts, first_draft, 0, num_drafts))
     return tuple(rows)
