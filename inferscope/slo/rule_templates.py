@@ -25,6 +25,10 @@ class TimeScale:
                 return f"{span_ms // unit_ms}{unit}"
         return f"{span_ms}ms"
 
+    def rescaled(self, span: str) -> str:
+        """Return a duration in Prometheus' notation, such as 10m, divided by the factor."""
+        return self.span(int(span[:-1]) * _UNITS_MS[span[-1]] / 1000)
+
     def seconds(self, span_s: float) -> float:
         """Return a duration in seconds."""
         return span_s / self._scale
@@ -42,17 +46,17 @@ class Annotations:
         self, *, runbooks: str, dashboards: str | None, time: TimeScale, scrape_s: float
     ) -> None:
         """Keep the addresses of runbooks and dashboards, and the time scale of the rules."""
-        self._runbooks = runbooks.rstrip("/")
-        self._dashboards = None if dashboards is None else dashboards.rstrip("/")
+        self.runbooks = runbooks.rstrip("/")
+        self.dashboards = None if dashboards is None else dashboards.rstrip("/")
         self.time = time
         self.scrape_s = scrape_s
 
     def links(self, runbook: str, dashboard: str) -> dict[str, str]:
         """Return links to a runbook, by its page, and a dashboard, by its UID."""
-        links = {"runbook_url": f"{self._runbooks}/{runbook}.md"}
-        if self._dashboards is not None:
+        links = {"runbook_url": f"{self.runbooks}/{runbook}.md"}
+        if self.dashboards is not None:
             links["dashboard_url"] = (
-                f"{self._dashboards}/d/{dashboard}?var-model={{{{ $labels.model | urlquery }}}}"
+                f"{self.dashboards}/d/{dashboard}?var-model={{{{ $labels.model | urlquery }}}}"
             )
         return links
 

@@ -16,16 +16,14 @@ from typing import Any
 
 from inferscope.errors import BadInput
 from inferscope.slo.objectives import Objectives
-from inferscope.slo.rule_templates import FIVE_MINUTES_S, Annotations, Rule, TimeScale
+from inferscope.slo.rule_templates import FIVE_MINUTES_S, Annotations, TimeScale
 from inferscope.slo.rules_burn import Burn, alerts, burns, recordings
-from inferscope.slo.rules_health import health_alerts, health_recordings, stall_alerts
+from inferscope.slo.rules_health import health_groups
 
 FAST_INTERVAL_S = 30.0
 """Seconds between evaluations; recorded rates are summed with it."""
 SLOW_INTERVAL_S = 120.0
 """Evaluation interval in seconds of long windows; below five minutes, so graphs have no gaps."""
-STALL_INTERVAL_S = 10.0
-"""Evaluation interval of stall alerts: no request fails meanwhile, and clients wait."""
 _FEWEST_SCRAPES = 4
 """Minimum scrapes in the shortest window: one may be missed, and a rate needs two."""
 
@@ -74,25 +72,18 @@ def rule_file(objectives: Objectives, options: RuleOptions) -> dict[str, Any]:
         scrape_s=options.scrape_s,
     )
     found = burns(objectives, floor=options.floor, page_rate_s=options.page_rate_s)
-    groups: dict[str, tuple[float, list[Rule]]] = {
-        "inferscope-budgets": (FAST_INTERVAL_S, []),
-        "inferscope-budgets-long": (SLOW_INTERVAL_S, []),
-        "inferscope-health": (FAST_INTERVAL_S, []),
-        "inferscope-stalls": (STALL_INTERVAL_S, list(stall_alerts(annotations))),
-    }
-    fast, slow, health, _ = (rules for _, rules in groups.values())
-    fast += recordings(time, interval_s=FAST_INTERVAL_S, is_long=False)
-    slow += recordings(time, interval_s=FAST_INTERVAL_S, is_long=True)
-    health += health_recordings(time)
+    fast = list(recordings(time, interval_s=FAST_INTERVAL_S, is_long=False))
+    slow = list(recordings(time, interval_s=FAST_INTERVAL_S, is_long=True))
     for alert in alerts(found, annotations):
         (fast if alert["labels"]["severity"] == "page" else slow).append(alert)
-    health += health_alerts(annotations, floor=options.floor)
-    return {
-        "groups": [
-            {"name": name, "interval": time.span(interval_s), "rules": rules}
-            for name, (interval_s, rules) in groups.items()
-        ]
-    }
+    groups: list[dict[str, Any]] = [
+        {"name": name, "interval": time.span(interval_s), "rules": rules}
+        for name, interval_s, rules in (
+            ("inferscope-budgets", FAST_INTERVAL_S, fast),
+            ("inferscope-budgets-long", SLOW_INTERVAL_S, slow),
+        )
+    ]
+    return {"groups": groups + health_groups(annotations, floor=options.floor)}
 
 
 def check_rules(objectives: Objectives) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.slo.rules_health import NOT_ADMITTING
 from tests import debian
 from tests.cli.running import inferscope
 from tests.daemon.running import collecting, eventually
@@ -103,7 +102,7 @@ def test_a_scheduler_that_admits_nothing_is_one_page_until_it_admits_again(tmp_p
         (page,) = all_of_it.webhook.of("/page")
         (alert,) = page.alerts
         assert alert["labels"] == {
-            "alertname": NOT_ADMITTING,
+            "alertname": "InferScopeNotAdmitting",
             "model": "builtin",
             "severity": "page",
         }
