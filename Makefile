@@ -72,7 +72,6 @@ bench: $(READY)
 	$(BIN)/python benchmarks/probe_cost.py
 	$(BIN)/python benchmarks/collector_speed.py
 	$(BIN)/python benchmarks/counters_speed.py
-	$(BIN)/python benchmarks/attribution_speed.py
 	$(BIN)/python benchmarks/screen_cost.py
 	$(BIN)/python benchmarks/otlp_cost.py
 	$(BIN)/python benchmarks/scrape_cost.py

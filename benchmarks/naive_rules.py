@@ -21,8 +21,3 @@ def by_tokens(tokens: Ints, busy_ns: int) -> Ints:
 def equal(tokens: Ints, busy_ns: int) -> Ints:
     """Divide equally: a decode pays as much as a prompt of thousands of tokens."""
     return to_whole_ns(np.ones(len(tokens)), busy_ns)
-
-
-def whole_step(tokens: Ints, busy_ns: int) -> Ints:
-    """Charge the whole step to each request, as spans do: the sum is the batch size too large."""
-    return np.full(len(tokens), busy_ns, dtype=np.int64)
