@@ -19,12 +19,10 @@ class DeadlineReader(io.RawIOBase):
         bytes_left: number of bytes that may still be read; None without a limit.
     """
 
-    def __init__(
-        self, connection: socket.socket, deadline_s: float, *, most_bytes: int | None = None
-    ) -> None:
+    def __init__(self, connection: socket.socket, deadline_s: float) -> None:
         """Read from a connected socket, which its owner closes."""
         self.deadline_s = deadline_s
-        self.bytes_left = most_bytes
+        self.bytes_left: int | None = None
         self._connection = connection
         self._raw = connection.makefile("rb", buffering=0)
 

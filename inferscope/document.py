@@ -110,16 +110,16 @@ class Section:
             raise self._wrong(key, "text")
         return setting.value
 
-    def number(self, key: str, *, least: float = 0.0) -> float | None:
-        """Return a number above `least`, None if it is missing."""
+    def number(self, key: str) -> float | None:
+        """Return a number above 0, None if it is missing."""
         setting = self.settings.get(key)
         if setting is None:
             return None
         value = setting.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number")
-        if not least < value <= 1e9:
-            raise self._wrong(key, f"a number above {least:g}")
+        if not 0 < value <= 1e9:
+            raise self._wrong(key, "a number above 0")
         return float(value)
 
     def duration_ns(self, key: str) -> int | None:

@@ -48,7 +48,7 @@ def parent_of(traceparent: str) -> Parent | None:
 
 def trace_id_of(engine_id: str, request_id: str) -> int:
     """Return the trace ID of a request without a client's."""
-    return _hash(16, engine_id, request_id)
+    return _hash(engine_id, request_id)
 
 
 def span_id_of(engine_id: str, request_id: str, name: str) -> int:
@@ -68,9 +68,9 @@ def span_ids_of(engine_id: str, request_id: str) -> Callable[[str], int]:
     return span_id
 
 
-def _hash(num_bytes: int, *parts: str) -> int:
-    """Return a hash of this many bytes that is never zero: zero is not a valid ID."""
-    digest = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=num_bytes)
+def _hash(*parts: str) -> int:
+    """Return a hash of 16 bytes that is never zero: zero is not a valid ID."""
+    digest = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=16)
     return int.from_bytes(digest.digest(), "big") or 1
 
 

@@ -86,7 +86,7 @@ class EngineMetrics:
                 if metric == name
             ]
             if points:
-                metrics.append(histogram_metric(name, _SAYS[name], "s", points))
+                metrics.append(histogram_metric(name, _SAYS[name], points))
         return metrics
 
     def _add(self, metric: str, operation: str, error: str, duration_ns: float) -> None:

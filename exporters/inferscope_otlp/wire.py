@@ -243,10 +243,10 @@ def histogram_point(
     return field(1, point)
 
 
-def histogram_metric(name: str, description: str, unit: str, points: Iterable[bytes]) -> bytes:
-    """Return a histogram as a field of a ScopeMetrics message."""
+def histogram_metric(name: str, description: str, points: Iterable[bytes]) -> bytes:
+    """Return a histogram of seconds as a field of a ScopeMetrics message."""
     histogram = b"".join(points) + b"\x10" + varint(_CUMULATIVE)
-    return field(2, text(1, name) + text(2, description) + text(3, unit) + field(9, histogram))
+    return field(2, text(1, name) + text(2, description) + text(3, "s") + field(9, histogram))
 
 
 def number_point(attributes: Attributes, value: float, *, start_ns: int, end_ns: int) -> bytes:

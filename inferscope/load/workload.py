@@ -61,10 +61,9 @@ _BURST = 8
 class KindPrompts:
     """Composer of prompts of the three kinds, with the maximum lengths of their responses."""
 
-    def __init__(self, draw: Random, *, scale: float = 1.0) -> None:
-        """Keep the random source, and a factor for all prompt lengths."""
+    def __init__(self, draw: Random) -> None:
+        """Keep the random source."""
         self._random = draw
-        self._scale = scale
         self._texts = _corpus()
         self._system = self._excerpt(900)
         self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
@@ -88,11 +87,10 @@ class KindPrompts:
         system, history = len(self._system), len(before) - len(self._system)
         sections = (("system", system), ("history", history), ("user", len(turn) - len(before)))
         # The conversation restarts before it outgrows the model.
-        self._agents[agent] = turn if len(turn) < 3000 * self._scale else self._system
+        self._agents[agent] = turn if len(turn) < 3000 else self._system
         return turn, draw.randint(16, 64), sections
 
     def _excerpt(self, num_characters: int) -> str:
-        num_characters = max(8, round(num_characters * self._scale))
         text = self._random.choice(self._texts)
         while len(text) <= num_characters + 1:
             text += self._random.choice(self._texts)
@@ -113,7 +111,6 @@ class Workload:
         seed: int,
         *,
         rate_s: float,
-        scale: float = 1.0,
         pace: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """Prepare the stream.
@@ -121,13 +118,12 @@ class Workload:
         Args:
             seed: the same seed gives the same stream.
             rate_s: mean arrivals per second.
-            scale: factor of all prompt lengths.
             pace: factor of the rate from the current request to the next.
         """
         self._random = Random(seed)
         self._rate_s = rate_s
         self._pace = pace
-        self._prompts = KindPrompts(self._random, scale=scale)
+        self._prompts = KindPrompts(self._random)
 
     def asks(self) -> Iterator[PlannedRequest]:
         """Yield planned requests without end, in time order."""

@@ -223,7 +223,7 @@ def dialect_of(page: MetricsPage) -> Dialect:
     )
 
 
-def _some_names(names: Iterable[str], num: int = 3) -> str:
+def _some_names(names: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - num} more" if len(distinct) > num else ""
-    return ", ".join(map(printable, distinct[:num])) + more
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(map(printable, distinct[:3])) + more

@@ -22,7 +22,7 @@ from inferscope.calibration import cost_tables
 from inferscope.errors import UnreadableFile
 from inferscope.fold import READER
 from inferscope.probe import Clock
-from inferscope.readers.calibrated import Calibrated, TablesOf
+from inferscope.readers.calibrated import Calibrated
 from inferscope.readers.known_rings import KnownRings
 from inferscope.readers.merge import RECORD_BYTES, Item, Merger
 from inferscope.readers.shifting import shifted
@@ -79,7 +79,6 @@ class RingFollower:
         *,
         since_ns: int | None = None,
         stays: bool = False,
-        tables_of: TablesOf = cost_tables,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         """Prepare the follower; the first `poll` opens the rings.
@@ -89,10 +88,9 @@ class RingFollower:
             clock: clock that limits how far the fold may go.
             since_ns: time from which to read, starting at the keyframe before it; None for all.
             stays: whether time continues after all rings are dead, because others may come.
-            tables_of: source of this host's calibration, for engines that report none.
             most_bytes: most encoded bytes of records in memory at once, plus one chunk.
         """
-        self._calibrated = Calibrated(tables_of)
+        self._calibrated = Calibrated(cost_tables)
         self._find = find
         self._clock = clock
         self._since_ns = since_ns

@@ -45,7 +45,6 @@ class NvmlSource:
         *,
         period_ns: int,
         wanted: Sequence[str] = (),
-        load: Callable[[], ModuleType] = open_nvml,
     ) -> None:
         """Store the settings.
 
@@ -54,12 +53,10 @@ class NvmlSource:
             claims: claims of devices, shared with the other sources.
             period_ns: period of reads in nanoseconds.
             wanted: device indices or UUID prefixes; empty for all.
-            load: loads and initialises NVML.
         """
         self.period_ns = period_ns
         self._folder = folder
         self._wanted = wanted
-        self._load = load
         self._nvml: ModuleType | None = None
         self._watched: list[_Watched] = []
         self._refused = RefusedDevices(self.name, claims, self._start)
@@ -76,7 +73,7 @@ class NvmlSource:
         Raises:
             Unavailable: there is no driver, no such device, or other samplers hold all of them.
         """
-        nvml = self._nvml = self._load()
+        nvml = self._nvml = open_nvml()
         self._sees_host = sees_host()
         self._from_ns = self._slow_from_ns = now_ns
         self._create_event_set(nvml)

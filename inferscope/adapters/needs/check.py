@@ -71,14 +71,13 @@ class Installed(NamedTuple):
         return not any(lack.feature.is_needed for lack in self.lacks)
 
 
-def engines_of(python: str, engines: Iterable[Engine] = ENGINES) -> list[Installed]:
+def engines_of(python: str) -> list[Installed]:
     """Check the engines of the environment that an interpreter runs in.
 
     Raises:
         BadInput: The interpreter does not run.
     """
-    wanted = list(engines)
-    pairs = json.dumps([(engine.package, engine.distribution) for engine in wanted])
+    pairs = json.dumps([(engine.package, engine.distribution) for engine in ENGINES])
     try:
         done = subprocess.run(
             [python, "-c", _ASK, pairs],
@@ -95,7 +94,7 @@ def engines_of(python: str, engines: Iterable[Engine] = ENGINES) -> list[Install
         why = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise BadInput(f"{python} cannot be asked for its packages: {why}.") from error
     installed = []
-    for engine in wanted:
+    for engine in ENGINES:
         if engine.package in places:
             folder, version = places[engine.package]
             lacks = lacks_of(engine, Source(engine.package, Path(folder)))
