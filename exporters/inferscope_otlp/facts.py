@@ -101,15 +101,10 @@ _NO_BATCHES: dict[int, _PreviousBatch] = {}
 
 
 class FactTable:
-    """Facts of requests in flight.
-
-    Attributes:
-        num_forgotten: requests dropped because there were too many.
-    """
+    """Facts of requests in flight."""
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
         """Start empty."""
-        self.num_forgotten = 0
         self._max_requests = max_requests
         self._facts: dict[tuple[str, str], RequestFacts] = {}
         """Facts by engine and request, the least recent first."""
@@ -245,6 +240,5 @@ class FactTable:
         facts.complete_ns = self._now_ns
         if len(self._facts) > self._max_requests:
             oldest = self._facts.pop(next(iter(self._facts)))
-            self.num_forgotten += 1
             self._forgotten_ns = max(self._forgotten_ns, oldest.complete_ns)
         return facts

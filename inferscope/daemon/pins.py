@@ -30,7 +30,6 @@ _PIECE_BYTES = 4 << 20
 """Maximum bytes copied per call, over all rings."""
 _CATCH_UP_NS = 2_000_000_000
 _EMPTY_BYTES = 12
-_MEGABYTE = 1_000_000
 
 
 class Pins:

@@ -98,15 +98,15 @@ def pack_header(identity: Identity, capacity: int) -> bytes:
     return bytes(page)
 
 
-def unpack_header(page: bytes) -> tuple[Identity, int, int, int]:
-    """Return identity, capacity, format version and fold version.
+def unpack_header(page: bytes) -> tuple[Identity, int, int]:
+    """Return identity, capacity and format version.
 
     Raises:
         ValueError: the page is not an intact header; the message says why.
     """
     if len(page) < PAGE:
         raise ValueError(f"{len(page)} bytes long, shorter than a ring's header")
-    magic, format_version, fold_version, capacity = FIXED.unpack_from(page)
+    magic, format_version, _, capacity = FIXED.unpack_from(page)
     if magic != MAGIC:
         raise ValueError("not a ring: it does not start with the ring's magic")
     length, expected = IDENTITY_HEADER.unpack_from(page, IDENTITY)
@@ -123,4 +123,4 @@ def unpack_header(page: bytes) -> tuple[Identity, int, int, int]:
     numbers = identity.rank, identity.pid, identity.start_ns, identity.start_real_ns
     if not all(0 <= number < _LARGEST_NUMBER for number in numbers):
         raise ValueError(f"the ring's identity cannot be right: {numbers}")
-    return identity, capacity, format_version, fold_version
+    return identity, capacity, format_version

@@ -101,7 +101,7 @@ class RingReader:
         except (ValueError, OSError) as error:
             self.close()
             raise UnreadableFile(f"cannot read {path}: {error}") from error
-        self.identity, self._capacity, self.format_version, self.fold_version = header
+        self.identity, self._capacity, self.format_version = header
         self._position = -1
         self._is_beyond = False
         """Whether the position is beyond the published head, after frames found there."""
