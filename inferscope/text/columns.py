@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferscope.fold import RequestRow
 from inferscope.text.labels import BAD_FINISHES, STATE_MARKS
@@ -54,66 +54,42 @@ def _compute(value_ns: int, row: RequestRow, unit: Unit) -> str:
     return share(value_ns / row.age_ns) if row.age_ns else UNKNOWN
 
 
-def _interference(row: RequestRow) -> str:
-    return UNKNOWN if row.interference_share is None else f"{100 * row.interference_share:.0f}%"
+def _percent(part: float | None) -> str:
+    return UNKNOWN if part is None else f"{100 * part:.0f}%"
+
+
+def _number(
+    name: str,
+    heading: str,
+    width: int,
+    write: Callable[[float | None], str],
+    read: Callable[[RequestRow], float | None],
+) -> Column:
+    return Column(name, heading, width, lambda row, _: write(read(row)), read)
+
+
+def _device_time(name: str, width: int, read: Callable[[RequestRow], int]) -> Column:
+    return Column(
+        name, f"{name} {{unit}}", width, lambda row, unit: _compute(read(row), row, unit), read
+    )
 
 
 _REQUEST = Column("id", "REQUEST", 0, lambda row, _: _label(row), _label, is_text=True)
 _STATE = Column(
     "state", "STATE", 11, lambda row, _: _state(row), lambda row: row.state, _state_role, True
 )
-_PROMPT = Column(
-    "prompt", "PROMPT", 7, lambda row, _: count(row.prompt_tokens), lambda row: row.prompt_tokens
-)
-_CACHED = Column(
-    "cached", "CACHED", 7, lambda row, _: count(row.cached_tokens), lambda row: row.cached_tokens
-)
-_OUT = Column("out", "OUT", 7, lambda row, _: count(row.output_tokens), lambda r: r.output_tokens)
-_TTFT = Column(
-    "ttft", "TTFT ms", 10, lambda row, _: milliseconds(row.ttft_ns), lambda row: row.ttft_ns
-)
-_TBT = Column(
-    "tbt", "TBT avg", 9, lambda row, _: milliseconds(row.tbt_mean_ns), lambda row: row.tbt_mean_ns
-)
-_P99 = Column(
-    "p99", "TBT p99", 10, lambda row, _: milliseconds(row.tbt_p99_ns), lambda row: row.tbt_p99_ns
-)
-_PREFILL = Column(
-    "prefill",
-    "prefill {unit}",
-    12,
-    lambda row, unit: _compute(row.prefill_ns, row, unit),
-    lambda row: row.prefill_ns,
-)
-_DECODE = Column(
-    "decode",
-    "decode {unit}",
-    11,
-    lambda row, unit: _compute(row.decode_ns, row, unit),
-    lambda row: row.decode_ns,
-)
-_COMPUTE = Column(
-    "compute",
-    "compute {unit}",
-    12,
-    lambda row, unit: _compute(row.prefill_ns + row.decode_ns, row, unit),
-    lambda row: row.prefill_ns + row.decode_ns,
-)
-_INTERFERED = Column(
-    "interfered",
-    "INTERFERED",
-    12,
-    lambda row, _: _interference(row),
-    lambda row: row.interference_share,
-)
-_INTERF = Column(
-    "interfered",
-    "INTERF",
-    8,
-    lambda row, _: _interference(row),
-    lambda row: row.interference_share,
-)
-_AGE = Column("age", "AGE s", 9, lambda row, _: seconds(row.age_ns), lambda row: row.age_ns)
+_PROMPT = _number("prompt", "PROMPT", 7, count, lambda row: row.prompt_tokens)
+_CACHED = _number("cached", "CACHED", 7, count, lambda row: row.cached_tokens)
+_OUT = _number("out", "OUT", 7, count, lambda row: row.output_tokens)
+_TTFT = _number("ttft", "TTFT ms", 10, milliseconds, lambda row: row.ttft_ns)
+_TBT = _number("tbt", "TBT avg", 9, milliseconds, lambda row: row.tbt_mean_ns)
+_P99 = _number("p99", "TBT p99", 10, milliseconds, lambda row: row.tbt_p99_ns)
+_PREFILL = _device_time("prefill", 12, lambda row: row.prefill_ns)
+_DECODE = _device_time("decode", 11, lambda row: row.decode_ns)
+_COMPUTE = _device_time("compute", 12, lambda row: row.prefill_ns + row.decode_ns)
+_INTERFERED = _number("interfered", "INTERFERED", 12, _percent, lambda row: row.interference_share)
+_INTERF = replace(_INTERFERED, heading="INTERF", width=8)
+_AGE = _number("age", "AGE s", 9, seconds, lambda row: row.age_ns)
 _PREEMPTED = Column(
     "preempted",
     "PREEMPTED",

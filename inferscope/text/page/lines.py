@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferscope.metrics_page import BucketQuantiles, PageView
-from inferscope.text.lines import TRIANGLE, Line, text_of
+from inferscope.text.lines import TRIANGLE, Line, Role, text_of
 from inferscope.text.plots import (
     UNKNOWN,
     bar,
@@ -18,12 +18,6 @@ from inferscope.text.plots import (
 )
 
 LABEL = "from /metrics: totals only, no single requests, no ledger"
-_LATENCIES = (
-    ("TTFT", "ttft"),
-    ("TBT", "tbt"),
-    ("E2E", "e2e"),
-    ("queue", "queue"),
-)
 
 
 def page_lines(view: PageView, width: int) -> list[Line]:
@@ -50,9 +44,8 @@ def page_lines(view: PageView, width: int) -> list[Line]:
         ((_latency_title(view), "title"),),
         ((f"  {'':10}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}{'num':>9}", "dim"),),
     ]
-    for word, name in _LATENCIES:
-        lines.append(_latency(word, getattr(view, name)))
-    return lines
+    latencies = (("TTFT", view.ttft), ("TBT", view.tbt), ("E2E", view.e2e), ("queue", view.queue))
+    return [*lines, *(_latency(word, found) for word, found in latencies)]
 
 
 def page_text(view: PageView, *, width: int = 100, ascii: bool = False) -> str:
@@ -67,12 +60,8 @@ def _latency_title(view: PageView) -> str:
     return f"Latencies, over {duration(view.latency_window_ns)}, within the server's buckets"
 
 
-def _row(word: str, number: str, unit: str = "", role: str = "body") -> Line:
-    if role == "prefill":
-        return ((f"  {word:10}", "dim"), (f"{number:>10}", "prefill"), (f" {unit}", "dim"))
-    if role == "decode":
-        return ((f"  {word:10}", "dim"), (f"{number:>10}", "decode"), (f" {unit}", "dim"))
-    return ((f"  {word:10}", "dim"), (f"{number:>10}", "body"), (f" {unit}", "dim"))
+def _row(word: str, number: str, unit: str = "", role: Role = "body") -> Line:
+    return ((f"  {word:10}", "dim"), (f"{number:>10}", role), (f" {unit}", "dim"))
 
 
 def _gauge(value: float | None, width: int) -> Line:
