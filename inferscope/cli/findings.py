@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
-from inferscope.cli.folding import add_refit, fold_all
+from inferscope.cli.folding import add_refit, add_source, fold_all
 from inferscope.errors import NotFound
 from inferscope.fold import Judging
 from inferscope.insight.findings import RunSummarizer, SloFindings, findings
@@ -28,12 +29,7 @@ _PATIENCE_S = 600.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "source",
-        nargs="?",
-        metavar="FILE|DIR|PID|ID",
-        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)",
-    )
+    add_source(parser)
     parser.add_argument(
         "--slo",
         type=Path,
@@ -55,14 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Analyze the run and print its findings."""
     watch, promised = RunSummarizer(), None
+    fold = partial(fold_all, options.source, patience_s=_PATIENCE_S, refit=options.refit)
     if options.slo is None:
-        source = fold_all(
-            options.source,
-            watch,
-            patience_s=_PATIENCE_S,
-            listen=watch.on_record,
-            refit=options.refit,
-        )
+        source = fold(watch, listen=watch.on_record)
     else:
         promised = SloFindings(read_objectives(options.slo), watch)
         judging = Judging(promised.judge_of, promised)
@@ -71,14 +62,7 @@ def run(options: argparse.Namespace) -> int:
             judging.on_record(ring, record)
             watch.on_record(ring, record)
 
-        source = fold_all(
-            options.source,
-            judging,
-            patience_s=_PATIENCE_S,
-            listen=listen,
-            watch=judging.watch,
-            refit=options.refit,
-        )
+        source = fold(judging, listen=listen, watch=judging.watch)
     found = findings(watch, promised)
     if not found:
         raise NotFound(

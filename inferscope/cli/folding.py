@@ -60,6 +60,16 @@ def fold_all(
     return source
 
 
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the source, without which the only running engine is folded."""
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="FILE|DIR|PID|ID",
+        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)",
+    )
+
+
 def add_refit(parser: argparse.ArgumentParser) -> None:
     """Add the option that prices all steps with the final cost models."""
     parser.add_argument(

@@ -14,7 +14,7 @@ from typing import get_args
 
 from inferscope.attribution import RULES
 from inferscope.cli.arg_types import count
-from inferscope.cli.folding import add_refit, fold_all
+from inferscope.cli.folding import add_refit, add_source, fold_all
 from inferscope.errors import NotFound
 from inferscope.insight import By, SharesSink
 from inferscope.text import shares_json, shares_lines
@@ -26,12 +26,7 @@ _PATIENCE_S = 300.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "source",
-        nargs="?",
-        metavar="FILE|DIR|PID|ID",
-        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)",
-    )
+    add_source(parser)
     what = parser.add_argument_group("division")
     what.add_argument(
         "--by",
