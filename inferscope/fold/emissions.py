@@ -39,15 +39,9 @@ class Emissions:
         """
         if not len(slots):
             return
-        table = self._table
-        table.ledger.emitted(slots, at_ns)
-        tokens = table.tokens
-        if not self.num_front_ends and counts is None:
-            self._book_cohort(slots, at_ns, is_in_engine=True)
-            return
-        tokens.emit_in_engine(slots, at_ns)
+        self._table.ledger.emitted(slots, at_ns)
         if self.num_front_ends:
-            at_edge = ~table.has_front_end[slots]
+            at_edge = ~self._table.has_front_end[slots]
             slots = slots[at_edge]
             counts = None if counts is None else counts[at_edge]
         self._at_edge(slots, counts, at_ns)
@@ -71,34 +65,16 @@ class Emissions:
         """Book tokens at the last observed edge before the client."""
         if not len(slots):
             return
-        tokens = self._table.tokens
-        if counts is None:
-            self._book_cohort(slots, at_ns, is_in_engine=False)
-            return
-        before_ns = tokens.edge_ns[slots]
-        firsts = slots[before_ns == 0].tolist()
-        self._windows.observe("tbt", at_ns - before_ns[before_ns > 0], at_ns)
-        tokens.emit_several(slots, counts.tolist(), at_ns)
-        self._first_tokens(firsts, at_ns)
+        before_ns = self._table.tokens.emit(slots, counts, at_ns)
+        if np.count_nonzero(before_ns) < len(slots):
+            self._first_tokens(slots[before_ns == 0].tolist(), at_ns)
 
-    def _book_cohort(self, slots: Ints, at_ns: int, *, is_in_engine: bool) -> None:
-        """Book one token for each slot; slots that emitted last time share one gap."""
-        tokens = self._table.tokens
-        tbt = self._windows.at(at_ns).durations["tbt"]
-        joining = tokens.gather(slots, is_in_engine=is_in_engine)
-        num_there = len(slots) - len(joining)
-        if num_there:
-            tbt.add(at_ns - tokens.last_ns, num_there)
-        firsts: list[int] = []
-        for slot in joining:
-            edge_ns, _ = tokens.edges_of(slot)
-            if edge_ns:
-                tbt.add(at_ns - edge_ns, 1)
-            else:
-                firsts.append(slot)
-        tokens.emit(at_ns)
-        if firsts:
-            self._first_tokens(firsts, at_ns)
+    def flush(self) -> None:
+        """Write the emissions since the last call to their requests and to the windows."""
+        at_ns, before_ns = self._table.tokens.flush()
+        has_before = (before_ns > 0).nonzero()[0]
+        at_ns = at_ns[has_before]
+        self._windows.observe("tbt", at_ns - before_ns[has_before], at_ns)
 
     # --- first tokens -------------------------------------------------------------------------
 

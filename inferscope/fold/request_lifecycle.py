@@ -6,7 +6,6 @@ change any more.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -83,9 +82,6 @@ class _Ending(NamedTuple):
     """Whether the request ended; False if it is only no longer observed."""
     has_front_end: bool
     last_ns: int
-    num_tokens: int
-    times_ns: array[int]
-    tokens_per_event: tuple[int, ...]
 
 
 class RequestLifecycle:
@@ -162,6 +158,7 @@ class RequestLifecycle:
         for at_ns, action, arguments in facts:
             self._at_ns = at_ns
             action(*arguments)
+        self.emissions.flush()
         self._taken_ns, self._is_behind = until_ns, True
 
     def book(self) -> None:
@@ -208,7 +205,7 @@ class RequestLifecycle:
         self._host_gap_before_ns += gap_ns
         if gap_ns > 0:
             bucket = bucket or self.windows.at(start_ns)
-            bucket.durations["host_gap"].add(gap_ns, 1)
+            bucket.durations["host_gap"].add(gap_ns)
 
     def count_idle(self, at_ns: int) -> None:
         """Add the idle time that the ledger has explained so far to the windows."""
@@ -271,7 +268,7 @@ class RequestLifecycle:
             row = _NO_ROW.copy()
             row[_FRONTEND], row[_PAUSED] = earlier_ns - paused_ns, paused_ns
             table.ledger.add_before(slot, row)
-        if not table.tokens.edges_of(slot)[0]:
+        if not table.tokens.edge_ns.item(slot):
             table.has_front_end[slot] = True
 
     def has_ended(self, request_id: str, at_ns: int) -> bool:
@@ -340,7 +337,7 @@ class RequestLifecycle:
             return
         at_ns, has_front_end = event.at_ns, bool(self.table.has_front_end[request.slot])
         if not has_front_end:  # it may have had one: an end never precedes the last token
-            at_ns = max(at_ns, self.table.tokens.edges_of(request.slot)[0])
+            at_ns = max(at_ns, self.table.tokens.edge_ns.item(request.slot))
         self._end(request, at_ns, event.reason if event.reason in FINISHES else "error")
         if not has_front_end:
             self._finalise(request)
@@ -356,9 +353,9 @@ class RequestLifecycle:
                 return
             # No core has reported it, or its report was lost.
             request.joined_late |= not self.ledger_missing(request, event.at_ns)
-            has_tokens = self.table.tokens.edges_of(slot)[0] > 0
+            has_tokens = self.table.tokens.edge_ns.item(slot) > 0
             self._end(request, event.at_ns, "stop" if has_tokens else "client_cancel")
-        last_token_ns, _ = self.table.tokens.edges_of(slot)
+        last_token_ns = self.table.tokens.edge_ns.item(slot)
         self.table.ledger.note(slot, DELIVERED, event.at_ns, since_ns=last_token_ns or 1)
         self._finalise(request)
 
@@ -424,7 +421,7 @@ class RequestLifecycle:
         if request.arrived_ns <= self.several_cores_until_ns:
             return SEVERAL_CORES
         if request.finished_ns is not None and not request.is_told_by_core:
-            has_tokens = self.table.tokens.edges_of(request.slot)[0] > 0
+            has_tokens = self.table.tokens.edge_ns.item(request.slot) > 0
             if request.queued_ns is not None or has_tokens:
                 return NOT_SEEN_BY_CORE
         return "" if self.is_compute_observed else WORKER_NOT_OBSERVED
@@ -488,17 +485,9 @@ class RequestLifecycle:
     def _end_with(self, request: Request, *, is_final: bool) -> None:
         """Stop processing a request; it is completed when its ledger is booked."""
         table, slot = self.table, request.slot
-        last_ns, _ = table.tokens.edges_of(slot)
-        self._endings.append(
-            _Ending(
-                request,
-                is_final,
-                bool(table.has_front_end[slot]),
-                last_ns,
-                table.tokens.num_of(slot),
-                *table.tokens.events_of(slot),
-            )
-        )
+        last_ns = table.tokens.edge_ns.item(slot)
+        ending = _Ending(request, is_final, bool(table.has_front_end[slot]), last_ns)
+        self._endings.append(ending)
         table.tokens.end(slot)
         at_ns = max(self._at_ns, request.finished_ns or 0)
         table.ledger.note(slot, END, at_ns)
@@ -520,7 +509,7 @@ class RequestLifecycle:
         ttft_row = up_to_first if has_ttft else None
         prefill, decode = table.work.of(slot)
         prefill_ns, decode_ns = prefill[COMPUTE_NS], decode[COMPUTE_NS]
-        times = ending.times_ns
+        times_ns, tokens_per_event = table.tokens.events_of(slot)
         model = self._book.mode(self.prefill_mode).model if self.prefill_mode else None
         final = FinalRequest(
             engine_id=self._engine_id,
@@ -530,7 +519,7 @@ class RequestLifecycle:
             attributes=request.attributes,
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
-            output_tokens=ending.num_tokens,
+            output_tokens=table.tokens.num.item(slot),
             arrived_ns=request.arrived_ns,
             queued_ns=request.queued_ns,
             admitted_ns=request.admitted_ns,
@@ -544,8 +533,8 @@ class RequestLifecycle:
             num_preemptions=request.num_preemptions,
             ledger_ns=ledger_ns,
             ttft_ledger_ns=by_cause(ttft_row),
-            token_times_ns=times,
-            tokens_per_event=ending.tokens_per_event,
+            token_times_ns=times_ns,
+            tokens_per_event=tokens_per_event,
             prefill_ns=prefill_ns,
             decode_ns=decode_ns,
             prefill_flops=None if self.rates is None else prefill[FLOPS],
@@ -584,13 +573,13 @@ class RequestLifecycle:
         if not ledger_missing:
             bucket.add_causes(row)
         if ending.last_ns and final.finish in _ANSWERS:
-            bucket.durations["e2e"].add(ending.last_ns - request.arrived_ns, 1)
+            bucket.durations["e2e"].add(ending.last_ns - request.arrived_ns)
         if self._mix is not None:
             self._mix(
                 f"{final.request_id} {final.arrived_ns} {delivered_ns} {final.finish} "
                 f"{prefill_ns} {decode_ns}".encode()
                 + row.tobytes()
-                + times.tobytes()
+                + times_ns.tobytes()
                 + (encode(final.parts) if final.parts else b"")
             )
         self._ends.note(request.request_id, delivered_ns)

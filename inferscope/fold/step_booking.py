@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -148,16 +148,13 @@ class StepBooker:
             "unattributed_ns": unattributed_ns,
             "steps": np.ones(len(steps), dtype=np.int64),
         }
-        begin = 0
-        for _, of_second in groupby(runs, key=_second_of):
-            longest_ns = [run.longest_ns for run in of_second]
+        ends_ns = np.array([run.end_ns for run in runs])
+        lives.windows.observe("step", np.array([run.longest_ns for run in runs]), ends_ns)
+        cuts = (np.diff(ends_ns // SECOND_NS).nonzero()[0] + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(runs)]):
             bucket = lives.windows.at(runs[begin].end_ns)
-            here = slice(begin, begin + len(longest_ns))
-            begin = here.stop
             for name, column in amounts.items():
-                bucket.amounts[name] += int(column[here].sum())
-            for each_ns in longest_ns:
-                bucket.durations["step"].add(each_ns, 1)
+                bucket.amounts[name] += int(column[begin:end].sum())
 
     def _mixed(self, steps: Sequence[Joined]) -> Iterator[bytes | memoryview]:
         """Yield the bytes of steps that the digest hashes."""
@@ -207,7 +204,7 @@ class StepBooker:
         amounts["padding_ns"] += sum(split.padding_ns)
         amounts["unattributed_ns"] += sum(split.unattributed_ns)
         amounts["steps"] += 1
-        bucket.durations["step"].add(run.longest_ns, 1)
+        bucket.durations["step"].add(run.longest_ns)
         if not run.span.cold:
             lives.residuals.append(split.residual)
         if counters.is_on:
@@ -339,7 +336,3 @@ _NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)
 _NO_ROWS = _Rows((), _NO_BYTES, NO_ROWS, NO_ROWS, _NO_BYTES)
 _PREFILL_FLOPS = 4
 """Column of `Moved` with the prefill's FLOPs."""
-
-
-def _second_of(run: Execution) -> int:
-    return run.end_ns // SECOND_NS

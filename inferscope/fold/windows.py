@@ -6,7 +6,7 @@ cells of an array costs three times as much.
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from inferscope.log_histogram import LogHistogram
 Ints = NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
-_MOST_NOTED = 512
+_MOST_NOTED = 256
 
 AMOUNTS = (
     "prefill_tokens",
@@ -50,23 +50,21 @@ class _Distribution(LogHistogram):
     Durations are noted as they arrive, and added to bins many at once.
     """
 
-    __slots__ = ("_noted",)
+    __slots__ = ("_noted_ns",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._noted: list[int] = []
-        """Durations in nanoseconds, each followed by its number of occurrences."""
+        self._noted_ns: list[int] = []
 
     def add(self, duration_ns: int, num: int = 1) -> None:
-        noted = self._noted
-        noted += duration_ns, num
-        if len(noted) >= _MOST_NOTED:
+        self._noted_ns += [duration_ns] * num
+        if len(self._noted_ns) >= _MOST_NOTED:
             self.settle()
 
     def settle(self) -> None:
         """Add the noted durations to bins; the other attributes exclude them before that."""
-        noted, self._noted = self._noted, []
-        add_durations(self, noted[::2], noted[1::2])
+        noted_ns, self._noted_ns = self._noted_ns, []
+        add_durations(self, np.array(noted_ns, dtype=np.int64))
 
     def quantile_ns(self, share: float) -> int | None:
         """Return a quantile, the noted durations included."""
@@ -146,24 +144,18 @@ class Windows:
         while len(self._buckets) > self._kept_s:
             del self._buckets[next(iter(self._buckets))]
 
-    def observe(self, name: str, durations_ns: Ints, at_ns: int) -> None:
-        """Add durations in nanoseconds to a distribution."""
-        if not len(durations_ns):
+    def observe(self, name: str, durations_ns: Ints, at_ns: Ints) -> None:
+        """Add durations in nanoseconds, with the time of each in order, to a distribution."""
+        if not len(at_ns) or name not in self._kept:
             return
-        distribution = self.at(at_ns).durations[name]
-        if distribution is _UNKEPT:
-            return
-        first_ns = int(durations_ns[0])
-        num_same = np.count_nonzero(durations_ns == first_ns)
-        if num_same == len(durations_ns):  # the tokens of a batch mostly have equal gaps
-            distribution.add(first_ns, len(durations_ns))
-            return
-        for duration_ns, num in Counter(durations_ns.tolist()).items():
-            distribution.add(duration_ns, num)
+        seconds = at_ns // SECOND_NS
+        starts = [0, *(np.diff(seconds).nonzero()[0] + 1).tolist(), len(seconds)]
+        for start, end in pairwise(starts):
+            add_durations(self.at(at_ns.item(start)).durations[name], durations_ns[start:end])
 
     def observe_one(self, name: str, duration_ns: int, at_ns: int) -> None:
         """Add one duration in nanoseconds to a distribution."""
-        self.at(at_ns).durations[name].add(duration_ns, 1)
+        self.at(at_ns).durations[name].add(duration_ns)
 
     def add(self, at_ns: int, name: str, amount: int) -> None:
         """Add to one of AMOUNTS."""

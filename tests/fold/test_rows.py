@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.fold.emission_log import outsiders
 from inferscope.fold.rows import Columns
 from inferscope.fold.slots import SlotMap
 from inferscope.fold.steps import Joined
@@ -113,10 +112,3 @@ def test_slots_of_a_team_are_the_same_array_until_one_of_it_leaves() -> None:
     assert found is not None
     assert found.tolist() == [10, 20, 12]
     assert slots.team(array("I", [0, 0]).tobytes()) is None
-
-
-@given(st.lists(st.integers(0, 19), unique=True), st.sets(st.integers(0, 19)))
-def test_outsiders_are_the_slots_that_are_not_members(slots: list[int], members: set[int]) -> None:
-    is_in = np.isin(np.arange(20), list(members))
-    expected = [slot for slot in slots if slot not in members]
-    assert outsiders(np.array(slots, dtype=np.int64), is_in) == expected

@@ -11,48 +11,49 @@ from inferscope.fold.emission_log import EmissionLog
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
-def test_times_kept_once_for_a_team_are_each_members_own(seed: int, is_asked: bool) -> None:
-    """Join, leave, emit alone and emit twice in any order, with and without reads in between."""
+def test_emissions_written_at_once_are_each_requests_own(seed: int, is_flushed: bool) -> None:
+    """Emit one or several tokens, end and begin in any order, with flushes in between or not."""
     draw, tokens = random.Random(seed), EmissionLog(4)
     tokens.grow(12)
     events: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(1, 9)}
-    in_engine: dict[int, int] = dict.fromkeys(events, 0)
-    team = np.array(list(events), dtype=np.int64)
-    is_in_engine = True
+    ended: set[int] = set()
+    gaps, expected_gaps = 0, 0
+    for slot in events:
+        tokens.begin(slot)
     for at_ns in range(1, 60):
-        if draw.random() < 0.4:
-            team = np.array(draw.sample(list(events), draw.randint(1, 8)), dtype=np.int64)
-        if draw.random() < 0.1:
-            is_in_engine = not is_in_engine
+        slots = draw.sample(list(events), draw.randint(1, 8))
+        counts = None
+        if draw.random() < 0.3:
+            slots += draw.choices(slots, k=2)  # a request may occur more than once
+            counts = np.array([draw.randint(1, 3) for _ in slots], dtype=np.uint32)
+        expected = [events[slot][-1][0] if events[slot] else 0 for slot in slots]
+        before_ns = tokens.emit(np.array(slots), counts, at_ns)
+        if not ended:
+            assert before_ns.tolist() == expected
+        expected_gaps += sum(at_ns - before for before in before_ns.tolist())
+        for slot, num in zip(slots, [1] * len(slots) if counts is None else counts, strict=True):
+            if slot not in ended:
+                events[slot].append((at_ns, int(num)))
         if draw.random() < 0.1:
             slot = draw.randint(1, 8)
-            kept, _ = tokens.events_of(slot)
-            before = kept.tolist()
             tokens.end(slot)
-            tokens.begin(slot)
-            assert kept.tolist() == before == [t_ns for t_ns, _ in events[slot]]
-            events[slot], in_engine[slot] = [], 0
-        some = [draw.choice(team.tolist()) for _ in range(draw.randint(1, 3))]
-        if draw.random() < 0.2:
-            counts = [draw.randint(1, 3) for _ in some]
-            tokens.emit_several(np.array(some), counts, at_ns)
-            for slot, num in zip(some, counts, strict=True):
-                events[slot].append((at_ns, num))
-        else:
-            last_ns = {slot: events[slot][-1][0] for slot in team.tolist() if events[slot]}
-            joining = tokens.gather(team, is_in_engine=is_in_engine)
-            stayed = set(team.tolist()) - set(joining)
-            assert all(tokens.last_ns == last_ns[slot] for slot in stayed)
-            tokens.emit(at_ns)
-            for slot in team.tolist():
-                events[slot].append((at_ns, 1))
-                in_engine[slot] = at_ns if is_in_engine else in_engine[slot]
-        if is_asked:
-            assert tokens.num.sum() == sum(n for slot in events for _, n in events[slot])
+            ended.add(slot)
+        if is_flushed and draw.random() < 0.3:
+            of_each_ns, of_previous_ns = tokens.flush()
+            gaps += int((of_each_ns - of_previous_ns).sum())
+            for slot in ended:
+                kept, _ = tokens.events_of(slot)
+                before = kept.tolist()
+                tokens.begin(slot)
+                assert kept.tolist() == before == [t_ns for t_ns, _ in events[slot]]
+                events[slot] = []
+            ended.clear()
+    of_each_ns, of_previous_ns = tokens.flush()
+    assert gaps + int((of_each_ns - of_previous_ns).sum()) == expected_gaps
     for slot, told in events.items():
         times_ns, counts_of = tokens.events_of(slot)
         assert list(zip(times_ns, counts_of, strict=True)) == told
-        assert tokens.edges_of(slot) == (told[-1][0] if told else 0, in_engine[slot])
         assert tokens.num[slot] == sum(num for _, num in told)
         assert tokens.times_ns[slot] == times_ns
-        assert (tokens.edge_ns[slot], tokens.engine_ns[slot]) == tokens.edges_of(slot)
+        if slot not in ended:
+            assert tokens.edge_ns[slot] == (told[-1][0] if told else 0)

@@ -97,9 +97,8 @@ class RequestStats:
             self.num_tokens_after += after.num_gaps
             gaps_ns = _gaps_ns(request.token_times_ns)
             self.slow_later.add(request.longest_gap_ns, after.by_cause)
-            once = [1] * len(gaps_ns)
-            add_durations(self.tbt, gaps_ns.tolist(), once)
-            add_durations(self.tbt_without_prefills, (gaps_ns - prefills_ns).tolist(), once)
+            add_durations(self.tbt, gaps_ns)
+            add_durations(self.tbt_without_prefills, gaps_ns - prefills_ns)
 
     def _add_life(self, request: FinalRequest) -> None:
         life = breakdown(request, "e2e") if request.finish in _ANSWERS else None
