@@ -145,11 +145,6 @@ class RequestTable:
         self.accounts.grow(num_slots)
 
     @property
-    def compute_ns(self) -> Ints:
-        """Return the attributed prefill and decode time: [slots, 2]."""
-        return self.work.compute_ns
-
-    @property
     def output_tokens(self) -> Ints:
         """Return the tokens emitted at the requests' edges: [slots]."""
         return self.tokens.num

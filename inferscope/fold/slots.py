@@ -24,14 +24,12 @@ class SlotMap:
     Attributes:
         origin: role and rank of the ring.
         num_dropped: number of changes that may invalidate earlier look-ups.
-        last_dropped: index of the last such change.
         highest: highest index seen; an unknown one below it has ended.
     """
 
     def __init__(self, role: str = "core", rank: int = 0) -> None:
         self.origin = (role, rank)
         self.num_dropped = 0
-        self.last_dropped = -1
         self.highest = -1
         self._stragglers: dict[int, int] = {}
         self._owner = np.full(256, _FREE, dtype=np.uint32)
@@ -49,7 +47,6 @@ class SlotMap:
         """Map an index to a slot."""
         if index <= self.highest:  # it may have been looked up before
             self.num_dropped += 1
-            self.last_dropped = index
         self.highest = max(self.highest, index)
         self._stragglers.pop(index, None)
         while self._owner.item(at := index & (len(self._owner) - 1)) not in (_FREE, index):
@@ -67,7 +64,6 @@ class SlotMap:
         elif self._stragglers.pop(index, None) is None:
             return
         self.num_dropped += 1
-        self.last_dropped = index
 
     def get(self, index: int) -> int:
         """Return the slot of an index; NOBODY if it is unknown."""

@@ -69,12 +69,6 @@ class WorkTotals:
         prefill, decode = self._cells[:, :, slot].T.tolist()
         return prefill, decode
 
-    @property
-    def compute_ns(self) -> Ints:
-        """Return the attributed time: [slots, 2]."""
-        compute_ns: Ints = self._cells[COMPUTE_NS].T.copy()
-        return compute_ns
-
 
 class Journal:
     """Rows booked since the last sum.
