@@ -165,7 +165,6 @@ def alone_ns(priced: Priced, scale: Floats | None = None) -> Floats:
         scale: [steps], factor for the model's nanoseconds; None for 1.
     """
     model, table = priced.model, priced.table
-    scale = np.ones(len(table)) if scale is None else scale
     f_one = model.f(1) + model.decoding_ns
     level = f_one + look_up(model.g_ns, table.sampled)
     chunk_ns = priced.attention_ns

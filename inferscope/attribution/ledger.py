@@ -298,7 +298,7 @@ class Ledger:
     def emitted(self, slots: Ints, at_ns: int) -> None:
         """Record an emission of tokens by these requests."""
         is_first = self._is_first_due[slots]
-        if is_first.any():
+        if np.count_nonzero(is_first):  # `any` takes three times as long for one batch
             firsts = slots[is_first]
             self._is_first_due[firsts] = False
             self._made_ns[firsts[self._made_ns[firsts] < 0]] = at_ns - 1

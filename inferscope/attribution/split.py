@@ -118,16 +118,22 @@ def price(model: StepModel, table: StepTable) -> Priced:
     return Priced(model, table, modelled_ns, level_ns, chunk_ns, attention)
 
 
-def values_ns(priced: Priced, level: Floats, chunk_ns: Floats, scale: Floats) -> Floats:
+def values_ns(
+    priced: Priced, level: Floats, chunk_ns: Floats, scale: Floats | None = None
+) -> Floats:
     """Return members' scaled nanoseconds: singles' by visible tokens, chunks' one by one.
 
     Args:
         priced: priced steps.
         level: [members], cost of a single apart from visible tokens.
         chunk_ns: [chunks].
-        scale: [steps].
+        scale: [steps], factor for the model's nanoseconds; None for 1.
     """
     table, slope = priced.table, priced.model.single_ns + priced.model.padded_ns
+    if scale is None:
+        values: Floats = table.context * slope + (slope + level)
+        values[table.chunks] = chunk_ns
+        return values
     values = table.context * (slope * scale)[table.step_of]
     values += (slope + level) * scale[table.step_of]
     if len(table.chunks):
@@ -137,7 +143,7 @@ def values_ns(priced: Priced, level: Floats, chunk_ns: Floats, scale: Floats) ->
 
 def parts_ns(priced: Priced) -> Floats:
     """Return the fair parts in the model's nanoseconds: [members]."""
-    return values_ns(priced, priced.level_ns, priced.chunk_ns, np.ones(len(priced.table)))
+    return values_ns(priced, priced.level_ns, priced.chunk_ns)
 
 
 def padding_ns(priced: Priced, measured_ns: Ints, padded_tokens: Ints) -> Ints:

@@ -138,8 +138,8 @@ def _look_up(table: Floats, n: int) -> float:
 def look_up(table: Floats, numbers: Ints) -> Floats:
     """Return the costs of many token or row counts, as `StepModel` does for one."""
     last = len(table) - 1
-    if int(np.max(numbers)) <= last:
-        return table[numbers]
+    if int(numbers.max()) <= last:
+        return table.take(numbers)
     beyond = np.maximum(numbers - last, 0)
     found: Floats = table[numbers - beyond] + beyond * (table[last] - table[last - 1])
     return found
