@@ -62,7 +62,7 @@ def make_ring(role: str, rank: int, clock: Clock, *, engine_id: str | None = Non
     try:
         for each in reading_from(folder):
             remove_old_rings(each)
-    except OSError as error:
+    except Exception as error:  # whatever a damaged ring causes must not stop recording
         note("old rings are left where they are: %s", error)
     me = identity(role, rank, engine=engine_id, clock=clock)
     home = folder / file_name(me.engine_id)

@@ -43,7 +43,7 @@ IDENTITY = 1024
 IDENTITY_HEADER = struct.Struct("<II")
 """Length and checksum of the identity that follows."""
 _LARGEST_NUMBER = 1 << 62
-"""Bound on every number of an identity, so that sums of times fit into a record's field."""
+"""Bound on capacity and identity numbers, so that offsets and sums of times fit into their fields."""
 
 FRAME = struct.Struct("<IHHIQ")
 FRAME_BYTES = FRAME.size
@@ -114,7 +114,7 @@ def unpack_header(page: bytes) -> tuple[Identity, int, int]:
     body = page[start : start + length]
     if start + length > PAGE or zlib.crc32(body) != expected:
         raise ValueError("the ring's header is damaged")
-    if capacity < MIN_CAPACITY or capacity % 8:
+    if not MIN_CAPACITY <= capacity < _LARGEST_NUMBER or capacity % 8:
         raise ValueError(f"the ring's header is damaged: capacity {capacity}")
     try:
         identity = msgspec.json.decode(body, type=Identity)

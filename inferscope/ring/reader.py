@@ -140,7 +140,9 @@ class RingReader:
         if lowest <= position < head and self._keyframe_at(position) is not None:
             self._position, self._expected = position, None
 
-    def read(self, num_bytes: int = READ_BYTES) -> list[Frame | Loss]:
+    def read(
+        self, num_bytes: int = READ_BYTES, *, most_rounds: int = _MOST_ROUNDS
+    ) -> list[Frame | Loss]:
         """Return the frames written since the last call, about `num_bytes` of them.
 
         The list is empty at the head. The call never raises for the file's content. If hundreds of
@@ -148,10 +150,11 @@ class RingReader:
 
         Args:
             num_bytes: bytes to copy at once; a larger frame is copied whole.
+            most_rounds: largest number of copies that may yield no frame.
         """
         out: list[Frame | Loss] = []
         # One round suffices, except after damage or if the writer laps this reader during the read.
-        for _ in range(min(64 + self._capacity // layout.MAX_PAYLOAD_BYTES, _MOST_ROUNDS)):
+        for _ in range(min(64 + self._capacity // layout.MAX_PAYLOAD_BYTES, most_rounds)):
             claim, head, sequence = self._bounds()
             is_astray = head < self._position and not (self._is_beyond and self._position <= claim)
             if self._position < 0 or is_astray:

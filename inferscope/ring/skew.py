@@ -24,6 +24,8 @@ _LARGEST_NS = 1 << 61
 """Largest plausible skew in nanoseconds: beyond decades, the records are damaged."""
 _COPY_BYTES, _NUM_COPIES = 1 << 18, 8
 """Bytes and number of copies to read until a keyframe's `Clock`, which follows its requests."""
+_MOST_ROUNDS = 3
+"""Rounds per copy: a filler and a frame larger than a copy take one each."""
 
 
 def offsets_of(reader: RingReader) -> Offsets:
@@ -119,7 +121,10 @@ def _last_clock(reader: RingReader) -> Clock | None:
     try:
         again.skip_to_last_keyframe()
         for _ in range(_NUM_COPIES):
-            for frame in again.read(_COPY_BYTES):
+            frames = again.read(_COPY_BYTES, most_rounds=_MOST_ROUNDS)
+            if not frames:
+                return None  # a search of all of a damaged ring would take minutes
+            for frame in frames:
                 if not isinstance(frame, Frame) or frame.code != Clock.CODE:
                     continue
                 try:

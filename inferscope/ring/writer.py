@@ -417,10 +417,11 @@ class RingWriter:
     def _repair(self, num_bytes: int) -> bool:
         """Restore damaged length, header and words; return whether anything was restored."""
         claim, whole_bytes = self._claim, _PAGE + self.capacity
-        found = os.pread(self._file, layout.WORDS_END, 0)
+        found = os.pread(self._file, _PAGE, 0)
         is_header = (
-            len(found) == layout.WORDS_END
-            and found[: layout.FIXED.size] == self._header[: layout.FIXED.size]
+            len(found) == _PAGE
+            and found[: layout.CLAIM] == self._header[: layout.CLAIM]
+            and found[layout.WORDS_END :] == self._header[layout.WORDS_END :]
         )
         # The writer may be ahead of the claim read above. `beat` updates the other words.
         if (

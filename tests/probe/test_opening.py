@@ -135,11 +135,12 @@ def test_where_no_folder_can_be_made_the_engine_runs_unobserved(
     assert "Set INFERSCOPE_DIR" in caplog.text
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "no"), OverflowError("too large")])
 def test_trouble_with_tidying_up_does_not_keep_a_probe_from_opening(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(folder: Path) -> int:
-        raise PermissionError(13, "no")
+        raise error
 
     monkeypatch.setattr("inferscope.probe.opening.remove_old_rings", fails)
     probe = Probe.open(INFO)

@@ -442,6 +442,21 @@ def test_a_repair_makes_a_keyframe_due_until_there_is_one(tmp_path: Path) -> Non
     reader.close()
 
 
+@pytest.mark.parametrize("offset", [0, layout.FIXED.size, layout.IDENTITY + 20, PAGE - 8])
+def test_any_part_of_the_header_that_is_overwritten_is_restored(
+    tmp_path: Path, offset: int
+) -> None:
+    ring = make_ring(tmp_path)
+    before = ring.path.read_bytes()
+    with ring.path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"x" * 8)
+    assert "overwritten" in ring.inspect()
+    assert ring.path.read_bytes() == before
+    assert ring.inspect() == ""
+    ring.close()
+
+
 def test_a_busy_writer_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
     ring = make_ring(tmp_path, capacity=MIN_CAPACITY)
     for _ in range(50):

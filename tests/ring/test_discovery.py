@@ -27,7 +27,16 @@ from inferscope.ring.discovery import (
     ring_directory,
     search_directories,
 )
-from inferscope.ring.layout import MIN_CAPACITY, Identity
+from inferscope.ring.layout import (
+    CLAIM,
+    HEAD,
+    MIN_CAPACITY,
+    PAGE,
+    SEQUENCE,
+    WORD,
+    Identity,
+    pack_header,
+)
 from inferscope.ring.profile_request import error_path, partial_paths, request_path, trace_path
 from inferscope.ring.writer import RingWriter
 
@@ -232,6 +241,27 @@ def test_a_ring_that_vanishes_under_the_search_is_passed_over(
         discovery, "_rings_under", lambda folder: [tmp_path / "gone.ring", ring.path]
     )
     assert [found.path for found in find_rings(tmp_path)] == [ring.path]
+
+
+def test_a_large_ring_without_frames_and_with_another_clock_is_not_searched_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    num_bytes = 1 << 30
+    page = bytearray(pack_header(Identity("a", "core", 0, 1, "host", boot_id(), 1, 1), num_bytes))
+    for word, value in ((CLAIM, num_bytes), (HEAD, num_bytes), (SEQUENCE, 5)):
+        WORD.pack_into(page, word, value)
+    (tmp_path / "a").mkdir()
+    with (tmp_path / "a" / "core-0-1.ring").open("wb") as file:
+        file.write(page)
+        file.truncate(PAGE + num_bytes)  # sparse
+
+    def num_read_bytes() -> int:
+        counters = Path("/proc/thread-self/io").read_text(encoding="ascii")
+        return int(counters.split()[1])  # rchar
+
+    before = num_read_bytes()
+    assert len(list(find_rings(tmp_path))) == 1
+    assert num_read_bytes() - before < 32 << 20
 
 
 def test_a_heartbeat_from_the_future_or_another_boot_is_no_life(tmp_path: Path) -> None:

@@ -333,6 +333,20 @@ def test_foreign_bytes_are_refused_or_read_as_damage(
         RingReader(path)
 
 
+@pytest.mark.parametrize("capacity", [0, 65_532, 1 << 62, 1 << 63, (1 << 64) - 8])
+def test_a_capacity_that_no_file_has_is_refused(tmp_path: Path, capacity: int) -> None:
+    ring = make_ring(tmp_path)
+    words = {layout.CLAIM: 1 << 63, layout.HEAD: 1 << 63, layout.KEYFRAME: (1 << 63) - 8}
+    with ring.path.open("r+b") as file:
+        file.write(layout.FIXED.pack(layout.MAGIC, layout.FORMAT_VERSION, 1, capacity))
+        for at, value in words.items():
+            file.seek(at)
+            file.write(layout.WORD.pack(value))
+    with pytest.raises(UnreadableFile, match=f"capacity {capacity}"):
+        RingReader(ring.path)
+    ring.close()
+
+
 @FUZZ
 @given(content=st.binary(min_size=100, max_size=6000))
 def test_a_body_of_rubbish_gives_no_frames(tmp_path: Path, content: bytes) -> None:
