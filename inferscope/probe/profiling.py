@@ -45,7 +45,7 @@ class Profiling:
         if torch_profile.is_ending() or (self._thread is not None and self._thread.is_alive()):
             return
         request = requested(self._ring_path)
-        if request is None:
+        if request is None or request == self._request:  # answered, but not removable
             return
         # A thread of its own: the keeper's heart must go on, and start and stop are one thread's.
         thread = threading.Thread(

@@ -100,9 +100,11 @@ def requested(ring_path: Path) -> Request | None:
         handle = os.open(
             request_path(ring_path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )
-        with os.fdopen(handle, "rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
+        try:
+            content = os.read(handle, _LARGEST_BYTES + 1)
             status = os.fstat(handle)
+        finally:
+            os.close(handle)
         seconds = float(content.decode("ascii"))
     except (OSError, ValueError):
         return None
@@ -130,6 +132,7 @@ def answer(ring_path: Path, request: Request, *, error: str = "") -> None:
         return
     with suppress(OSError):  # a full disk must not make the probe answer again and again
         if error:
+            error_path(ring_path).unlink(missing_ok=True)  # opening a FIFO waits for a reader
             write_private(error_path(ring_path), error.encode("utf-8", "replace"))
     with suppress(OSError):  # last: the requester reads the result once this is gone
         request_path(ring_path).unlink(missing_ok=True)

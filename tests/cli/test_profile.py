@@ -128,6 +128,36 @@ def test_a_fifo_is_no_request_and_blocks_nothing(tmp_path: Path) -> None:
     assert requested(tmp_path / "a.ring") is None
 
 
+def test_a_folder_is_no_request_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    request_path(tmp_path / "a.ring").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    assert [requested(tmp_path / "a.ring") for _ in range(10)] == [None] * 10
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"2.0\n"])
+def test_a_fifo_with_a_writer_is_no_request(tmp_path: Path, content: bytes) -> None:
+    os.mkfifo(request_path(tmp_path / "a.ring"))
+    writer = os.open(request_path(tmp_path / "a.ring"), os.O_RDWR)
+    os.write(writer, content)
+    assert requested(tmp_path / "a.ring") is None
+    os.close(writer)
+
+
+def test_a_fifo_in_place_of_the_reason_is_replaced(tmp_path: Path) -> None:
+    ring = tmp_path / "a.ring"
+    request = send_request(ring, 2.0)
+    os.mkfifo(error_path(ring))
+    answering = threading.Thread(
+        target=answer, args=(ring, request), kwargs={"error": "why"}, daemon=True
+    )
+    answering.start()
+    answering.join(30)
+    assert not answering.is_alive()
+    assert error_path(ring).read_text() == "why"
+    assert not request_path(ring).exists()
+
+
 def test_a_withdrawn_request_is_not_answered(tmp_path: Path) -> None:
     ring = tmp_path / "a.ring"
     first = send_request(ring, 2.0)

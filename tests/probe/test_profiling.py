@@ -86,6 +86,31 @@ def test_a_request_that_a_full_disk_leaves_unanswered_is_not_answered_again(
     assert not any(path.exists() for path in partial_paths(ring))
 
 
+def test_a_request_that_cannot_be_removed_is_answered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, seen = tmp_path / "core-0-1.ring", []
+    monkeypatch.setattr(
+        torch_profile, "record", lambda seconds, **_: seen.append(seconds) or Trace()
+    )
+    send_request(ring, 1.0)
+    beside = Profiling(ring)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "inferscope.probe.profiling.answer", lambda *_, **__: None
+        )  # read-only folder
+        for _ in range(3):
+            beside.poll()
+            assert beside._thread is not None
+            beside._thread.join(10)
+    assert seen == [1.0]
+    request_path(ring).unlink()
+    send_request(ring, 2.0)
+    beside.poll()
+    beside._thread.join(10)
+    assert seen == [1.0, 2.0]
+
+
 def test_a_reason_that_names_a_folder_of_any_bytes_answers_a_request(tmp_path: Path) -> None:
     """A folder's name need not be UTF-8; the request would be answered again and again."""
     ring = tmp_path / "core-0-1.ring"
