@@ -8,6 +8,7 @@ out. `OddValues` counts every value that was changed, except conversions that lo
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 import zlib
@@ -63,6 +64,10 @@ def whole(value: Any, lowest: int, highest: int, odd: OddValues) -> int:
         pass_on(error)
         if isinstance(value, (str, bytes, bytearray)):
             raise
+        # Before the conversion to an int: that of Decimal("1E999999") takes minutes.
+        if abs(float(value)) >= 2.0**64 and value not in (math.inf, -math.inf):
+            odd.num += 1
+            return highest if value > 0 else lowest
         number = int(value)
         if number != value:
             odd.num += 1

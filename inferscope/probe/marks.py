@@ -203,7 +203,7 @@ class Marks:
         flight.padded = padded_tokens
         # In this order: an exception of a signal handler between them costs no step.
         self._marked.append(flight)
-        marking.pop()
+        del marking[-1:]  # not `pop`: a signal handler or the probe's thread may have emptied it
         return now_ns
 
     def book(self) -> None:

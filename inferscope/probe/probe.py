@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,7 @@ from inferscope.probe.columns import (
     LARGEST_U32,
     LARGEST_U64,
     LEAST_INT64,
+    OddValues,
     PlanNumbers,
     column,
     digest64,
@@ -184,7 +186,7 @@ class Probe:
         minute, the probe comes back switched off, after one line in the log. `engine_id` is for one
         of several engines in this process; without it the ring belongs to the process's own.
         """
-        if os.environ.get("INFERSCOPE") == "0":
+        if os.environ.get("INFERSCOPE") == "0" or sys.is_finalizing():  # no thread runs any longer
             return cls.disabled()
         try:
             return away_from_signals(
@@ -222,7 +224,7 @@ class Probe:
         """Return a probe that records, or a disabled one; not on the main thread."""
         ring = switch = None
         try:
-            rank = int(operator.index(rank))
+            rank = whole(rank, 0, LARGEST_U32, OddValues())
             # A host program may name an engine by a path: too long for a ring, or not UTF-8.
             named = None if engine_id is None else ring_name(engine_id)
             ring = make_ring(ring_name(role), rank, clock or SystemClock(), engine_id=named)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from array import array
 
 import numpy as np
@@ -42,6 +44,21 @@ def test_only_a_whole_number_in_range_is_an_index(values: list[float]) -> None:
 def test_a_number_too_large_for_its_column_becomes_the_largest(code: str, largest: int) -> None:
     for values in ([1, largest + 1, -3], (1, largest + 1, -3)):
         assert column(code, values) == array(code, [1, largest, 0]).tobytes()
+
+
+CONVERSION = """
+from decimal import Decimal
+from inferscope.probe.columns import OddValues, whole
+odd = OddValues()
+print(*(whole(Decimal(each), -5, 9, odd) for each in ("1E999999", "-1E999999", "7")), odd.num)
+"""
+
+
+def test_a_decimal_with_a_large_exponent_is_clamped_before_it_is_converted() -> None:
+    done = subprocess.run(  # its conversion to an integer takes minutes and cannot be interrupted
+        [sys.executable, "-c", CONVERSION], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["9", "-5", "7", "2"]
 
 
 def test_the_digest_tells_requests_tokens_and_their_order_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -301,6 +302,28 @@ def test_a_signal_handler_that_closes_the_probe_within_a_step_ends_it(tmp_path: 
     bench.step()
     assert bench.steps() == list(range(last + 1))
     assert not bench.probe.on
+
+
+def test_a_device_that_is_lost_within_the_end_of_a_step_costs_the_host_nothing(
+    bench: Bench,
+) -> None:
+    bench.steady()
+    num_dropped, step = bench.timer.dropped, bench.begin()
+    bench.marks.device_start()
+
+    def lose(frame: object, event: str, called: Any) -> None:
+        if event == "c_return" and called.__name__ == "append" and called.__self__ is marked:
+            sys.setprofile(None)
+            bench.timer.lose_marking(0)  # as the probe's thread does
+
+    marked = bench.timer.marked
+    sys.setprofile(lose)
+    try:
+        bench.end(step)
+    finally:
+        sys.setprofile(None)
+    assert not bench.timer.marking
+    assert bench.timer.dropped > num_dropped
 
 
 def test_a_lost_device_costs_the_steps_in_flight_and_timing_starts_again(bench: Bench) -> None:

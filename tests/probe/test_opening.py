@@ -20,7 +20,7 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.probe.budget import BUDGET_SHARE, budget_share
 from inferscope.probe.identity import engine_id
 from inferscope.records import CostTable, RequestEvent, StepSlices
-from inferscope.ring.discovery import file_name, make_private
+from inferscope.ring.discovery import file_name, find_rings, make_private
 from tests.probe.fakes import do_step, of
 from tests.ring.test_damage import until
 
@@ -383,3 +383,31 @@ def test_a_ranks_number_may_be_numpys(tmp_path: Path, monkeypatch: pytest.Monkey
     assert probe.path.name.startswith("core-3-")
     probe.close()
     assert not Probe.open(EngineInfo(0, "test"), rank=cast(int, "../../3")).on
+
+
+@pytest.mark.parametrize(("rank", "recorded"), [(-1, 0), (1 << 62, (1 << 32) - 1)])
+def test_a_rank_out_of_range_is_clamped(tmp_path: Path, rank: int, recorded: int) -> None:
+    probe = Probe.open(INFO, rank=rank)
+    assert probe.on
+    assert [ring.identity.rank for ring in find_rings(tmp_path / "rings")] == [recorded]
+    probe.close()
+
+
+AT_EXIT = """
+import sys, types
+from inferscope.probe import EngineInfo, Probe, opening
+opening.PATIENCE_S = 3600.0
+class Last:
+    def __del__(self, open=Probe.open, info=EngineInfo(0, "test"), print=print):
+        print(open(info).on, flush=True)
+sys.modules["last"] = types.ModuleType("last")
+sys.modules["last"].last = Last()
+"""
+
+
+@pytest.mark.process
+def test_a_finaliser_of_the_interpreters_end_gets_a_disabled_probe() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "False\n"
