@@ -43,7 +43,7 @@ IDENTITY = 1024
 IDENTITY_HEADER = struct.Struct("<II")
 """Length and checksum of the identity that follows."""
 _LARGEST_NUMBER = 1 << 62
-"""Bound on capacity and identity numbers, so that offsets and sums of times fit into their fields."""
+"""Bound on capacity and identity numbers: offsets and sums of times must fit into their fields."""
 
 FRAME = struct.Struct("<IHHIQ")
 FRAME_BYTES = FRAME.size
