@@ -68,7 +68,7 @@ def serve(num_engines: int, batch: int, seconds_s: float) -> None:
         if num_looks == 5:
             live = sum(len(each.lives.table.by_id) for each in collector.engines.values())
             began_s = time.thread_time()
-            page(families(exporter._published.now.looks), is_open=True)
+            page(families(exporter._published.now.samples), is_open=True)
             cpu_ms = (time.thread_time() - began_s) * 1e3
             sys.stdout.write(f"{exporter.describe().split()[1]} {live} {cpu_ms}\n")
             sys.stdout.flush()
