@@ -452,6 +452,34 @@ def test_a_fault_keeps_no_kv_cache(
         assert not caches
 
 
+def warmed_up(manager: Any) -> None:
+    manager.warmup()
+
+
+def stopped_when_idle(manager: Any) -> None:
+    manager.start()
+    while manager.batch_processor is None:
+        time.sleep(0.001)
+    thread = manager._generation_thread
+    manager.stop(block=False)  # the processor is dropped, and the loop ends later
+    thread.join()
+
+
+@pytest.mark.parametrize("use", [warmed_up, stopped_when_idle])
+def test_managers_that_batch_nothing_keep_no_ring(
+    use: Callable[[Any], None], model: Any, tmp_path: Path
+) -> None:
+    from transformers import ContinuousBatchingConfig
+
+    settings = ContinuousBatchingConfig(num_blocks=16, page_size=16, max_batch_tokens=32)
+    with inferscope.observe(model):
+        for _ in range(3):
+            use(model.init_continuous_batching(continuous_batching_config=settings))
+            gc.collect()
+        batched(model)
+    assert len(list(tmp_path.rglob("*.ring"))) == 1
+
+
 def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Path) -> None:
     expected = one(model)
     got: list[EmissionLog] = []

@@ -85,6 +85,7 @@ class Batcher:
     Attributes:
         recorder: recorder of the loop's model.
         deferred: facts that are noted and not recorded yet.
+        is_closed: whether the loop's end is recorded.
     """
 
     def __init__(self, recorder: Recorder, processor: Any, *, is_deferring: bool = False) -> None:
@@ -97,6 +98,7 @@ class Batcher:
         """
         self.recorder = recorder
         self.deferred = recorder.deferred = Deferred(recorder.probe)
+        self.is_closed = False
         self._is_deferring = is_deferring
         self._processor_ref = weakref.ref(processor)
         self._tracks: LiveTable[Track] = LiveTable(recorder.probe)
@@ -176,7 +178,10 @@ class Batcher:
     def _tell_plan(
         self, planned: PlannedStep, times_ns: tuple[int, int], preempted: list[RequestIndex]
     ) -> None:
-        scheduler, num_tokens = self._processor.scheduler, planned.num_tokens
+        processor = self._processor
+        if processor is None:  # dropped by a stop that does not wait for the loop
+            return
+        scheduler, num_tokens = processor.scheduler, planned.num_tokens
         used, total = self._blocks()
         self.recorder.probe.plan(
             planned.step,
@@ -295,6 +300,7 @@ class Batcher:
 
     def close(self) -> None:
         """Record the loop's end: the remaining requests are aborted."""
+        self.is_closed = True
         self.deferred.flush()
         for track in list(self._tracks.values()):
             self._finish(track.state, "server_abort")

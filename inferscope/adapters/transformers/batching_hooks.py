@@ -22,6 +22,7 @@ _STATUS = "BackgroundThreadStatus"
 class _OnThread(threading.local):
     batcher: Batcher | None = None
     """Batcher of the loop that runs in this thread."""
+    is_looping = False
 
 
 class BatchingHooks:
@@ -107,15 +108,19 @@ class BatchingHooks:
     # --- start and end of a loop --------------------------------------------------------------
 
     def _created(self, _: None, processor: Any, manager: Any) -> None:
-        if self._watches(manager.model):
+        # A warm-up creates a processor in its caller's thread, and no loop may ever run it.
+        if self._on.is_looping and self._watches(manager.model):
             self.add(manager.model, processor)
+            self._on.batcher = self._batchers.get(processor)
 
     def _loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _run_generation_loop(manager: Any) -> Any:
+            self._on.is_looping = True
             try:
                 return original(manager)
             finally:
+                self._on.is_looping = False
                 batcher, self._on.batcher = self._on.batcher, None
                 if batcher is not None:
                     self._patches.run(self._close, batcher)
@@ -123,11 +128,13 @@ class BatchingHooks:
         return _run_generation_loop
 
     def _close(self, batcher: Batcher) -> None:
+        if batcher.is_closed:
+            return
         for key, each in list(self._batchers.items()):
             if each is batcher:
                 del self._batchers[key]
-                batcher.close()
-                self._recorders.give_back(batcher.recorder)
+        batcher.close()  # the processor, and its entry, may be gone before the loop ends
+        self._recorders.give_back(batcher.recorder)
 
     # --- one iteration of the loop ------------------------------------------------------------
 
