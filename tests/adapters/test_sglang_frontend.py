@@ -94,15 +94,14 @@ def watched(
     edge = Edge(probe, patches)
     edge.watch(Starlette)
     hooks = FrontEndHooks()
-    hooks._watch = FrontEndWatch(edge)
+    hooks._watch, hooks._probe = FrontEndWatch(edge), probe
     kind = type("TokenizerManager", (TokenizerManager,), {})
     for target, hook in (
         *hooks.by_target().items(),
         *hooks.by_feature()["several prompts in one request"].items(),
     ):
         name = target.rpartition(".")[2]
-        if name != "__init__":
-            setattr(kind, name, _wrapped(getattr(kind, name), hook))
+        setattr(kind, name, _wrapped(getattr(kind, name), hook))
     yield kind, probe, patches
     patches.restore()
 
@@ -202,6 +201,22 @@ def test_a_client_that_leaves_ends_its_exchange_then_and_not_when_the_server_has
     last = of(RequestEvent, close(probe))[-1]
     assert EVENTS[last.kind] == "last_byte"
     assert last.at_ns < manager.tidy_ns - LINGER_S * 1e9 / 2
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_requests_of_a_second_engine_are_not_recorded_as_the_firsts(
+    is_batch: bool,
+    watched: tuple[type[TokenizerManager], Probe, Patches],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind, probe, _ = watched
+    managers = [kind(2) for _ in range(3)]
+    for name, manager in zip("abc", managers, strict=True):
+        asyncio.run(call(application(manager, is_batch=is_batch), name))
+    path = close(probe)
+    assert [each.request_id for each in of(RequestEvent, path) if each.request_id] == ["a"]
+    assert emitted(path) == {0: 2}
+    assert caplog.text.count("unsupported: a second engine in one process") == 1
 
 
 @pytest.mark.parametrize("method", ["sending", "sending_batch", "received"])

@@ -48,6 +48,7 @@ from inferscope.records import (
     RECOMPUTED,
     UNSUPPORTED,
     VERIFY,
+    Emitted,
     ProbeHealth,
     RequestEvent,
     StepSame,
@@ -441,22 +442,45 @@ def post(edge_app: type, serve: Callable[[], None]) -> None:
     asyncio.run(application(scope, nothing, nothing))
 
 
+def ask(engine: toy_vllm.AsyncLLM, name: str) -> None:
+    request = SimpleNamespace(
+        request_id=name, prompt_token_ids=[1], external_req_id=name, sampling_params=None
+    )
+    output = SimpleNamespace(request_id=name, new_token_ids=[5])
+
+    def serve() -> None:
+        engine.output_processor.add_request(request, None)
+        engine.output_processor.process_outputs([output])
+
+    post(Starlette, serve)
+
+
+def named(probe: Probe) -> list[str]:
+    assert probe.path is not None
+    return [event.request_id for event in of(RequestEvent, probe.path) if event.request_id]
+
+
+def test_requests_of_a_second_engine_client_are_not_recorded_as_the_firsts(rings: Path) -> None:
+    patches = hooked()
+    setting = toy_vllm.config(Options())
+    try:
+        first, second = toy_vllm.AsyncLLM(setting), toy_vllm.AsyncLLM(setting)
+        ask(first, "a")
+        ask(second, "b")
+        (probe,) = patches.probes
+        assert named(probe) == ["a"]
+        assert len(of(Emitted, probe.path)) == 1
+    finally:
+        patches.restore()
+        for probe in patches.probes:
+            probe.close()
+
+
 def test_engine_clients_one_after_the_other_are_observed_each_to_its_own_shutdown(
     rings: Path,
 ) -> None:
     patches = hooked()
     setting = toy_vllm.config(Options())
-
-    def ask(engine: toy_vllm.AsyncLLM, name: str) -> None:
-        request = SimpleNamespace(
-            request_id=name, prompt_token_ids=[1], external_req_id=name, sampling_params=None
-        )
-        post(Starlette, lambda: engine.output_processor.add_request(request, None))
-
-    def named(probe: Probe) -> list[str]:
-        assert probe.path is not None
-        return [event.request_id for event in of(RequestEvent, probe.path) if event.request_id]
-
     try:
         first = toy_vllm.AsyncLLM(setting)
         toy_vllm.AsyncLLM.shutdown(object.__new__(toy_vllm.AsyncLLM))  # one that failed to begin

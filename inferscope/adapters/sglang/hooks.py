@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import pkgutil
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -100,8 +101,8 @@ def _exists(target: str) -> bool:
 class PauseHooks:
     """Pause hooks of the scheduler, or of the front end alone in mode "abort"."""
 
-    def __init__(self, probe: Callable[[], Probe | None]) -> None:
-        self._probe = probe
+    def __init__(self, probe_of: Callable[[Any], Probe | None]) -> None:
+        self._probe_of = probe_of
 
     def by_target(self, owner: str) -> dict[str, Hook]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -113,14 +114,14 @@ class PauseHooks:
     # The front end's are coroutine functions: it closes or opens its door once they are awaited.
 
     def _pause(self, original: Hook, *args: Any, **kwargs: Any) -> Any:
-        probe = self._probe()
+        probe = self._probe_of(args[0])
         if probe is not None:
             patches.run(probe.paused)
         return original(*args, **kwargs)
 
     def _continue(self, original: Hook, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        probe = self._probe()
+        probe = self._probe_of(args[0])
         if probe is not None:
             patches.run(probe.unpaused)
         return result
@@ -135,7 +136,7 @@ class SchedulerHooks:
         self.lacking: set[str] = set()
         """Features of which a hook has no place in this version."""
         self._watch: SchedulerWatch | None = None
-        self.pauses = PauseHooks(lambda: None if self._watch is None else self._watch.probe)
+        self.pauses = PauseHooks(lambda _: None if self._watch is None else self._watch.probe)
 
     def by_target(self) -> dict[str, Hook]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -343,7 +344,11 @@ class FrontEndHooks:
         """Features of which a hook has no place in this version."""
         self._watch: FrontEndWatch | None = None
         self._probe: Probe | None = None
-        self.pauses = PauseHooks(lambda: self._probe)
+        self._manager: weakref.ref[Any] | None = None
+        """The tokenizer manager that is observed, or was."""
+        self.pauses = PauseHooks(
+            lambda manager: self._probe if self._is_observed(manager) else None
+        )
 
     def by_target(self) -> dict[str, Hook]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -364,10 +369,20 @@ class FrontEndHooks:
 
     def _init(self, original: Hook, /, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
-        if self._watch is None:
-            patches.run(self._open, *args, **kwargs)
+        patches.run(self._made, *args, **kwargs)
 
-    def _open(self, manager: Any, *_: Any, **__: Any) -> None:
+    def _made(self, manager: Any, *_: Any, **__: Any) -> None:
+        if self._manager is not None and self._manager() is not None:
+            patches.unsupported("a second engine in one process")
+            return
+        self._manager = weakref.ref(manager)
+        if self._probe is None:
+            self._open(manager)
+
+    def _is_observed(self, manager: Any) -> bool:
+        return self._manager is not None and self._manager() is manager
+
+    def _open(self, manager: Any) -> None:
         application = patches.find("starlette.applications", "Starlette")
         if application is None:
             return
@@ -381,29 +396,30 @@ class FrontEndHooks:
             ),
             role="frontend",
         )
+        self._probe = probe
         patches.attach(probe, is_observing=self.is_whole)
         atexit.register(probe.close)
         if not self.is_whole:
             return
         edge = Edge(probe, patches)
         edge.watch(application)
-        self._watch, self._probe = FrontEndWatch(edge), probe
+        self._watch = FrontEndWatch(edge)
 
     # These are coroutine functions: what is done here is done when they are called, before
     # anything is awaited.
 
     def _send_one_request(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
+        if self._watch is not None and self._is_observed(args[0]):
             patches.run(_sending, self._watch, *args, **kwargs)
         return original(*args, **kwargs)
 
     def _send_batch_request(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
+        if self._watch is not None and self._is_observed(args[0]):
             patches.run(_sending_batch, self._watch, *args, **kwargs)
         return original(*args, **kwargs)
 
     def _handle_batch_output(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
-        if self._watch is not None:
+        if self._watch is not None and self._is_observed(args[0]):
             patches.run(_received, self._watch, *args, **kwargs)
         return original(*args, **kwargs)
 

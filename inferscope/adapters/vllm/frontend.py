@@ -91,10 +91,11 @@ class FrontEndHooks:
         **kw: Any,
     ) -> None:
         """Join the HTTP request being served to the engine's id."""
-        if self._edge is None:
+        edge = self._edge_of(processor)
+        if edge is None:
             return
         tokens = request.prompt_token_ids
-        self._edge.join(
+        edge.join(
             request.request_id,
             prompt_tokens=None if tokens is None else len(tokens),
             external_id=request.external_req_id,
@@ -106,13 +107,19 @@ class FrontEndHooks:
         self, _: None, result: Any, processor: Any, engine_core_outputs: Any, *args: Any, **kw: Any
     ) -> None:
         """Take the new tokens of a step, and the requests that ended by a stop string."""
-        edge = self._edge
+        edge = self._edge_of(processor)
         if edge is None:
             return
         for output in engine_core_outputs:
             edge.produced(output.request_id, len(output.new_token_ids))
         for request_id in result.reqs_to_abort:
             edge.ended(request_id, "stop")
+
+    def _edge_of(self, processor: Any) -> Edge | None:
+        """Return the edge of the client that has this processor; None if it is not observed."""
+        engine = None if self._engine is None else self._engine()
+        is_observed = getattr(engine, "output_processor", None) is processor
+        return self._edge if is_observed else None
 
 
 def asked_of(request: Any, parent: Any, *, max_model_tokens: int) -> dict[str, str]:
