@@ -149,11 +149,11 @@ class _Resumed:
         self._inner.close()
 
     def _resume(self, how: Function, *given: Any) -> int:
-        self._on.run = self._begun
+        outer, self._on.run = self._on.run, self._begun
         try:
             token: int = how(*given)
         finally:
-            self._on.run = None
+            self._on.run = outer  # a logits processor of that one may have made this run
             del given  # an exception's traceback has this frame
         self._run(self._begun.yields)
         return token
@@ -240,7 +240,7 @@ class Session:
         @functools.wraps(original)
         def evaluate(llama: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
             begun = on.run
-            if begun is None:
+            if begun is None or begun.recorder.model.ref() is not llama:
                 return original(llama, tokens, *args, **kwargs)
             run(_eval_begins, begun, llama, tokens)
             result = original(llama, tokens, *args, **kwargs)

@@ -35,6 +35,7 @@ class Llama:
         self.n_tokens = 0
         self.input_ids = [0] * 512
         self._drafts = drafts
+        self.logits_processor: Callable[[], object] = lambda: None
 
     def eval(self, tokens: Sequence[int]) -> None:
         for at in range(0, len(tokens), self.n_batch):
@@ -56,6 +57,7 @@ class Llama:
         at = self.n_tokens + len(tokens) - 1
         while True:
             self.eval(tokens)
+            self.logits_processor()
             while at < self.n_tokens:
                 token = (self.input_ids[at] + 1) % 100
                 at += 1
@@ -155,6 +157,37 @@ def test_a_run_left_early_is_over_and_another_llama_is_not_seen(tmp_path: Path) 
     told = Exported(tmp_path)
     (row,) = told.requests.values()
     assert (row["output_tokens"], row["finish"]) == (2, "stop")
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_what_another_llama_evaluates_within_a_run_is_not_the_runs(
+    tmp_path: Path, is_run: bool, is_observed: bool
+) -> None:
+    other = Llama()
+
+    def ask(*_: int) -> list[int]:
+        if is_run:
+            other.create_completion([7], max_tokens=2)
+        else:
+            other.eval([7])
+        return []
+
+    llama = Llama(drafts=ask)
+    llama.logits_processor = ask
+    expected = Llama().create_completion([1, 2, 3], max_tokens=4)
+    with (
+        inferscope.observe(other) if is_observed else contextlib.nullcontext(),
+        inferscope.observe(llama),
+    ):
+        assert llama.create_completion([1, 2, 3], max_tokens=4) == expected
+    told = Exported(tmp_path)
+    told.check_sums()
+    (name,) = (name for name, row in told.requests.items() if row["prompt_tokens"] == 3)
+    assert told.requests[name]["output_tokens"] == 4
+    assert told.tokens[name] == {"prefill": 3, "decode": 3}
+    others = [row for row in told.requests.values() if row["prompt_tokens"] != 3]
+    assert len(others) == (7 if is_run and is_observed else 0)
 
 
 class Stop(Exception):
