@@ -62,7 +62,11 @@ class _Waiting(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    _tell_when_executed(spec.loader, self._executed)
+                    try:
+                        _tell_when_executed(spec.loader, self._executed)
+                    except (AttributeError, TypeError) as error:  # it takes no attributes
+                        del self._observers[fullname]  # it is looked up again and again
+                        warn("%s is not observed: %s", fullname, error)
                 return spec
         return None
 

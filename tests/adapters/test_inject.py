@@ -125,6 +125,36 @@ import one, two
     assert told.stdout.split("\n") == lines
 
 
+def test_a_module_whose_loader_takes_no_attributes_is_imported_and_said_not_to_be_observed(
+    program: Path,
+) -> None:
+    text = """
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+
+class Loader:
+    __slots__ = ()
+    def create_module(self, spec): return None
+    def exec_module(self, module): module.READY = "ready"
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return ModuleSpec(name, Loader()) if name == "archived" else None
+
+sys.meta_path.insert(0, Finder)
+from inferscope.adapters import inject
+inject.when_imported({"archived": "toy_observer:observe"})
+find_spec("archived")
+import archived
+print(archived.READY)
+"""
+    told = run_program(program, text)
+    assert told.stdout == "ready\n"
+    assert told.stderr.count("archived is not observed: ") == 1
+
+
 def test_a_program_without_the_engine_imports_nothing_of_it(program: Path) -> None:
     told = run_program(program, IMPORT + "import sys\nprint('toy_engine' in sys.modules)")
     assert told.stdout == "False\n"
