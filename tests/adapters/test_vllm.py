@@ -54,6 +54,7 @@ from inferscope.records import (
     StepSame,
     StepSlices,
     StepSpan,
+    Transfer,
 )
 from tests.adapters import toy_vllm
 from tests.adapters.toy_vllm import Options, Request, Scheduler, serve
@@ -271,6 +272,26 @@ def test_blocks_from_another_engine_are_recorded_on_arrival(rings: Path, patches
     for name in ("near", "far"):
         waited_ns = transfers[name][0].end_ns - transfers[name][0].start_ns
         assert told.requests[name].ledger_ns["kv_transfer"] == waited_ns
+
+
+class OtherConnector(toy_vllm.Connector):
+    """A class of its own, as of an engine that is started with other options."""
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Hear of what workers have received."""
+
+
+def test_blocks_of_each_engine_in_a_process_are_recorded(rings: Path, patches: Patches) -> None:
+    for connector in (toy_vllm.Connector(), toy_vllm.Connector(), OtherConnector()):
+        scheduler = Scheduler(toy_vllm.config(Options(connector=connector)))
+        request = Request("same", 9, 1, kv_transfer_params={"remote_host": "there"})
+        scheduler.add_request(request)
+        connector.update_state_after_alloc(request, None, num_external_tokens=9)
+        connector.update_connector_output(received("same", failed_recving=set()))
+        scheduler.finish_requests(None, toy_vllm.Status.FINISHED_ABORTED)
+        scheduler.shutdown()
+    cores = sorted(rings.glob("core-*.ring"))
+    assert [len(of(Transfer, path)) for path in cores] == [1, 1, 1]
 
 
 def test_a_pause_is_what_requests_wait_for(rings: Path, patches: Patches) -> None:

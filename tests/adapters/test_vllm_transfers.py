@@ -47,7 +47,8 @@ class Core:
 def test_a_transfer_that_failed_on_one_rank_steps_before_is_not_recorded() -> None:
     core = Core("good", "bad")
     core.scheduler.failed_recving_kv_req_ids = {"bad"}
-    transfers = Transfers(core, [])  # type: ignore[arg-type]
+    transfers = Transfers()
+    transfers.core = core  # type: ignore[assignment]
     done = {"good", "bad", "unknown"}
     transfers.came(None, SimpleNamespace(finished_recving=done, invalid_block_ids=set()))
     assert core.came == [0]
@@ -56,6 +57,7 @@ def test_a_transfer_that_failed_on_one_rank_steps_before_is_not_recorded() -> No
 
 def test_if_the_scheduler_keeps_no_failures_a_step_with_one_records_no_transfer() -> None:
     core = Core("one")
-    transfers = Transfers(core, [])  # type: ignore[arg-type]
+    transfers = Transfers()
+    transfers.core = core  # type: ignore[assignment]
     transfers.came(None, SimpleNamespace(finished_recving={"one"}, invalid_block_ids={3}))
     assert not core.came

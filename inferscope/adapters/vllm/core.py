@@ -56,6 +56,7 @@ class CoreHooks:
         self._patches = patches
         self._is_host_computing = is_host_computing
         self.kept: Kept | None = None
+        self._transfers = Transfers()
         self._is_deferring = False
         self._first_step = 0
         """First step number of the next scheduler; step numbers are unique in a process."""
@@ -135,7 +136,8 @@ class CoreHooks:
             return
         groups = groups_of(scheduler)
         if groups:
-            Transfers(core, groups).install(self._patches, connector)
+            self._transfers.core, self._transfers.groups = core, groups
+            self._transfers.install(self._patches, connector)
         else:
             self._patches.unsupported("KV transfers: the scheduler's kv_cache_config is missing")
 
@@ -300,6 +302,7 @@ class CoreHooks:
         """Close the ring; another scheduler may follow in this process."""
         kept.flush()
         kept.core.probe.close()
+        self._transfers.core = None
         self._first_step = kept.next_step
         self.kept = None
 

@@ -29,47 +29,53 @@ class Group(NamedTuple):
 
 
 class Transfers:
-    """Recorder of the blocks that one core's requests wait for."""
+    """Recorder of the blocks that requests wait for, of one core at a time.
 
-    def __init__(self, core: Core, groups: Sequence[Group]) -> None:
-        """Record for a core, whose blocks have the sizes of these groups."""
-        self._core = core
-        self._groups = groups
+    Attributes:
+        core: the core that is observed; None where there is none.
+        groups: sizes of its blocks.
+    """
+
+    def __init__(self) -> None:
+        self.core: Core | None = None
+        self.groups: Sequence[Group] = ()
 
     def install(self, patches: Patches, connector: Any) -> None:
-        """Hook a scheduler's connector."""
+        """Hook a scheduler's connector, once for each class of connectors."""
         kind = type(connector)
         patches.around(kind, "update_state_after_alloc", before=self.asked)
         patches.around(kind, "update_connector_output", before=self.came)
 
     def asked(self, connector: Any, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note blocks that are allocated for a request; vLLM calls again, without tokens."""
-        progress = self._core.progress_of(request.request_id)
+        if self.core is None:
+            return
+        progress = self.core.progress_of(request.request_id)
         peer = peer_of(getattr(request, "kv_transfer_params", None))
         if progress is not None and peer and num_external_tokens:
-            progress.coming = (monotonic_ns(), num_bytes(num_external_tokens, self._groups), peer)
+            progress.coming = (monotonic_ns(), num_bytes(num_external_tokens, self.groups), peer)
 
     def came(self, connector: Any, connector_output: Any) -> None:
         """Record the transfers that are complete; drop those that failed."""
-        done = connector_output.finished_recving
-        if not done:
+        core, done = self.core, connector_output.finished_recving
+        if core is None or not done:
             return
         end_ns = monotonic_ns()
         # One rank may report invalid blocks steps before all ranks report completion. So the
         # failures come from the scheduler, which keeps them, or from this output if it does not.
         failed = set(getattr(connector_output, "failed_recving", None) or ())
-        known = getattr(self._core.scheduler, "failed_recving_kv_req_ids", None)
+        known = getattr(core.scheduler, "failed_recving_kv_req_ids", None)
         if known is not None:
             failed |= known
         elif getattr(connector_output, "invalid_block_ids", None):
             failed |= done
         for request_id in done:
-            progress = self._core.progress_of(request_id)
+            progress = core.progress_of(request_id)
             if progress is None or progress.coming is None:
                 continue
             (start_ns, size_bytes, peer), progress.coming = progress.coming, None
             if request_id not in failed:
-                self._core.probe.transferred(
+                core.probe.transferred(
                     progress.index, size_bytes, start_ns=start_ns, end_ns=end_ns, peer=peer
                 )
 
