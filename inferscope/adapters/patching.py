@@ -141,6 +141,11 @@ class Patches:
         for what in self._said:
             probe.unsupported(what, is_everything=not is_observing)
 
+    def detach(self, probe: Probe) -> None:
+        """Remove a probe that is closed, and all that it holds; others may follow."""
+        if probe in self.probes:
+            self.probes.remove(probe)
+
     def unit(self, feature: str, owner: Any, hooks: Mapping[str, Around | Direct]) -> bool:
         """Install the hooks of a feature: all of them, or none if a target is missing.
 

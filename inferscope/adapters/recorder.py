@@ -328,7 +328,7 @@ class Recorders:
         engine = recorder.model.engine
         recorder.probe.close()
         self._open.remove(recorder)
-        self._patches.probes.remove(recorder.probe)
+        self._patches.detach(recorder.probe)
         engine.ranks.discard(recorder.rank)
         if not engine.ranks and engine.front_end is not None:
             self._close_front_end(engine)
@@ -337,5 +337,5 @@ class Recorders:
         probe, engine.front_end = engine.front_end, None
         if probe is not None and engine in self._front_ends:
             probe.close()
-            self._patches.probes.remove(probe)
+            self._patches.detach(probe)
             self._front_ends.remove(engine)

@@ -84,6 +84,19 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "toy"
 
 
+def attached_to(patches: Patches, monkeypatch: pytest.MonkeyPatch) -> list[Probe]:
+    """Return a list that the probes are added to as they are attached, and that keeps them."""
+    probes: list[Probe] = []
+    attach = patches.attach
+
+    def noted(probe: Probe, **kw: bool) -> None:
+        probes.append(probe)
+        attach(probe, **kw)
+
+    monkeypatch.setattr(patches, "attach", noted)
+    return probes
+
+
 def hooked() -> Patches:
     patches = Patches("vLLM")
     CoreHooks(patches).install(toy_vllm.Scheduler)
@@ -412,6 +425,7 @@ def test_a_fault_in_any_hook_is_said_once_and_changes_nothing(
     monkeypatch.setattr(WorkerHooks, "_timer", lambda self, device: EventTimer(DoneEvents()))
     monkeypatch.setattr(owner, hook, broken)
     patches = hooked()
+    probes = attached_to(patches, monkeypatch)
     try:
         with caplog.at_level(logging.WARNING):
             _, observed = serve(CROWD)
@@ -420,7 +434,8 @@ def test_a_fault_in_any_hook_is_said_once_and_changes_nothing(
     assert [vars(request) for request in observed] == [vars(request) for request in untouched]
     # Each ring's own probe says it, one that is closed by then does not.
     assert 1 <= caplog.text.count("our own mistake") <= max(1, len(patches.probes))
-    assert not any(probe.on for probe in patches.probes)
+    assert probes or hook in ("initialised", "configured"), "a worker's ring is opened last"
+    assert not any(probe.on for probe in probes)
 
 
 @pytest.mark.parametrize("hook", ["made", "added", "processed", "closed"])
@@ -498,17 +513,18 @@ def test_requests_of_a_second_engine_client_are_not_recorded_as_the_firsts(rings
 
 
 def test_engine_clients_one_after_the_other_are_observed_each_to_its_own_shutdown(
-    rings: Path,
+    rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patches = hooked()
+    probes = attached_to(patches, monkeypatch)
     setting = toy_vllm.config(Options())
     try:
         first = toy_vllm.AsyncLLM(setting)
         toy_vllm.AsyncLLM.shutdown(object.__new__(toy_vllm.AsyncLLM))  # one that failed to begin
-        assert patches.probes[0].on, "another client's shutdown"
+        assert probes[0].on, "another client's shutdown"
         ask(first, "a")
         first.shutdown()
-        assert not patches.probes[0].on
+        assert not probes[0].on
         second = toy_vllm.AsyncLLM(setting)
         ask(second, "b")
         gone = weakref.ref(second)
@@ -516,11 +532,12 @@ def test_engine_clients_one_after_the_other_are_observed_each_to_its_own_shutdow
         gc.collect()
         assert gone() is None
         ask(toy_vllm.AsyncLLM(setting), "c")
-        assert [named(probe) for probe in patches.probes] == [["a"], ["b"], ["c"]]
-        assert not patches.probes[1].on, "its client is gone"
+        assert [named(probe) for probe in probes] == [["a"], ["b"], ["c"]]
+        assert not probes[1].on, "its client is gone"
+        assert patches.probes == probes[2:], "what is closed is not kept"
     finally:
         patches.restore()
-        for probe in patches.probes:
+        for probe in probes:
             probe.close()
 
 
@@ -549,9 +566,6 @@ def core_of(scheduler: Scheduler) -> Core:
 def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
     rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, is_shut_down: bool
 ) -> None:
-    if not is_shut_down:
-        monkeypatch.setattr(Scheduler, "shutdown", lambda self: None)
-        monkeypatch.setattr(toy_vllm.Worker, "shutdown", lambda self: None)
     workers: list[weakref.ref[object]] = []
     make = toy_vllm.Worker.__init__
 
@@ -563,7 +577,9 @@ def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
     connector = toy_vllm.Connector()
     requests: list[Request] = []
     for name in ("first", "second"):
-        scheduler, some = serve(Options(name=name, lives=[(5, 3)] * 3, connector=connector))
+        scheduler, some = serve(
+            Options(name=name, lives=[(5, 3)] * 3, connector=connector, is_shut_down=is_shut_down)
+        )
         requests += some
         num_preempted = scheduler.num_preempted
         gone = weakref.ref(scheduler)
@@ -571,6 +587,7 @@ def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
         gc.collect()
         assert gone() is None
         assert workers[-1]() is None
+        assert len(patches.probes) == (0 if is_shut_down else 2), "the worker's and the core's"
     for probe in patches.probes:
         probe.close()
     told = hold_to_the_laws(
@@ -1171,6 +1188,7 @@ def test_records_are_those_of_hooks_that_write_everything_at_once(
     """The golden file was written by such hooks; see `vllm_records.py`."""
     monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
     options, patches = SCENARIOS[name], Patches("vLLM")
+    probes = attached_to(patches, monkeypatch)
     if bitmask == "at once":  # worker and core of one process that computes on its CPU
         worker = WorkerHooks(patches)
         CoreHooks(patches, worker.is_computing_on_host).install(Scheduler)
@@ -1184,7 +1202,8 @@ def test_records_are_those_of_hooks_that_write_everything_at_once(
         serve(options)
     finally:
         patches.restore()
-    assert not any(probe.on for probe in patches.probes), "closed"
+    assert len(probes) == 2
+    assert not any(probe.on for probe in probes), "closed"
     (core,) = rings.glob("core-*.ring")
     assert len(of(StepSame, core)) > 3 or not name.startswith("a team")
     due, found = json.loads(GOLDEN.read_text())[name], facts(rings)

@@ -405,6 +405,8 @@ class Options:
     pause_at: int = 0
     """The turn from which on it is paused for three; 0 for none."""
     lives: list[tuple[int, int]] = field(default_factory=list)
+    is_shut_down: bool = True
+    """Whether the engine ends by a shutdown; one that is dropped ends without."""
     connector: Any = None
     loras: list[Any] = field(default_factory=list)
     """LoRA requests of the first requests, in their order."""
@@ -473,6 +475,7 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
             if options.bitmask == "late":
                 scheduler.get_grammar_bitmask(output)
         assert turn < 5000
-    scheduler.shutdown()
-    wrapper.worker.shutdown()
+    if options.is_shut_down:
+        scheduler.shutdown()
+        wrapper.worker.shutdown()
     return scheduler, requests

@@ -302,6 +302,7 @@ class CoreHooks:
         """Close the ring; another scheduler may follow in this process."""
         kept.flush()
         kept.core.probe.close()
+        self._patches.detach(kept.core.probe)
         self._transfers.core = None
         self._first_step = kept.next_step
         self.kept = None

@@ -44,7 +44,7 @@ class FrontEndHooks:
         if self._engine is not None and self._engine() is not None:
             patches.unsupported("a second engine client in one process")
             return
-        self._probe.close()  # of one that is gone without a shutdown
+        self._close()  # of one that is gone without a shutdown
         self._engine = weakref.ref(engine)
         probe = self._probe = Probe.open(
             engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
@@ -77,7 +77,11 @@ class FrontEndHooks:
         """Close the ring with its own client: others have shutdowns too, and finalisers call it."""
         if self._engine is not None and self._engine() in (engine, None):
             self._engine = None
-            self._probe.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._probe.close()
+        self._patches.detach(self._probe)
 
     def added(
         self,

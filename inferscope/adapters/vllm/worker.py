@@ -377,6 +377,7 @@ class WorkerHooks:
         """Close the ring; another worker may follow in this process."""
         self.sign()
         self._probe.close()
+        self._patches.detach(self._probe)
         self._worker = self._open = self._marks = None
         self._noting.clear()
         self._probe = Probe.disabled()
