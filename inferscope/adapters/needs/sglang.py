@@ -1,4 +1,4 @@
-"""What `adapters/sglang_*.py` need of SGLang."""
+"""What `adapters/sglang` needs of SGLang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `adapters/transformers.py` and `adapters/hf_*.py` need of transformers."""
+"""What `adapters/transformers` needs of transformers."""
 
 from __future__ import annotations
 

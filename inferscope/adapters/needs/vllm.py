@@ -1,4 +1,4 @@
-"""What `adapters/vllm_*.py` need of vLLM."""
+"""What `adapters/vllm` needs of vLLM."""
 
 from __future__ import annotations
 

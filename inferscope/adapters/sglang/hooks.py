@@ -1,4 +1,4 @@
-"""Hooks of SGLang and their targets; `sglang_scheduler` describes their order."""
+"""Hooks of SGLang and their targets; `scheduler.py` describes their order."""
 
 from __future__ import annotations
 

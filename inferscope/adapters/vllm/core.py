@@ -1,7 +1,7 @@
 """Hooks of vLLM's scheduler, where it plans steps and where outputs leave.
 
 The hooked methods belong to its interface, which custom schedulers implement. On a step's path the
-hooks keep references (`vllm_kept.py`); these become records (`vllm_steps.py`) after the dispatch:
+hooks keep references (`kept.py`); these become records (`steps.py`) after the dispatch:
 
     step()         schedule ─ execute_model ─ get_grammar_bitmask ─ wait ─ update_from_output
     with a queue   schedule ─ execute_model ─ get_grammar_bitmask ─ sample ─ wait ─ update_…

@@ -1,8 +1,8 @@
 """Where vLLM is observed: three of its modules, each when a process imports it.
 
-    front end  vllm.v1.engine.async_llm       vllm_frontend   requests and answers over HTTP
-    core       vllm.v1.core.sched.scheduler   vllm_core       plans, slices, lives of requests
-    worker     vllm.v1.worker.worker_base     vllm_worker     when a step was executed
+    front end  vllm.v1.engine.async_llm       `frontend`  requests and answers over HTTP
+    core       vllm.v1.core.sched.scheduler   `core`      plans, slices, lives of requests
+    worker     vllm.v1.worker.worker_base     `worker`    when a step was executed
 
 A process may play several of these parts. The core gives each step a number, which rides on the
 scheduler's output to the workers; a request goes by vLLM's internal id, which front end and core

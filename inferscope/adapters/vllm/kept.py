@@ -41,7 +41,7 @@ and numbers of accepted draft tokens by position."""
 class Kept:
     """Facts that one core has yet to write.
 
-    The wrappers of `vllm_core` set these attributes themselves.
+    The wrappers of `core.py` set these attributes themselves.
 
     Attributes:
         core: recorder that writes the facts.

@@ -2,7 +2,7 @@
 
 All of it is read from the scheduler's output once the step behind is launched. A reader on a host
 where the core is not knows the phases by nothing else, so the worker splits steps as the core does
-(`vllm_phases.py`), but for what outputs alone tell: after a preemption it may count draft tokens
+(`phases.py`), but for what outputs alone tell: after a preemption it may count draft tokens
 that were accepted in the last step before it as decoded again, not as computed again.
 """
 

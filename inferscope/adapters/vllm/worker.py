@@ -202,7 +202,7 @@ class WorkerHooks:
         """Record steps again after the warm-up."""
         self._is_warming_up = False
 
-    # As in `vllm_core`: a wrapper called before a dispatch does everything in one frame.
+    # As in `core.py`: a wrapper called before a dispatch does everything in one frame.
 
     def _execute_model(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
         patches, within, tag = self._patches, self._patches.within, vllm_tag.NAME
