@@ -37,6 +37,7 @@ from inferscope.adapters.vllm import hooks as vllm_hooks
 from inferscope.adapters.vllm import worker as vllm_worker
 from inferscope.adapters.vllm.core import CoreHooks
 from inferscope.adapters.vllm.frontend import FrontEndHooks as VllmFrontEndHooks
+from inferscope.adapters.vllm.starts import Starts
 from inferscope.adapters.vllm.worker import WorkerHooks
 from inferscope.probe.timers import EventTimer
 from tests.adapters import toy_vllm
@@ -85,6 +86,7 @@ def test_vllm_is_hooked_where_its_table_says(
     CoreHooks(patches).install(toy_vllm.Scheduler)
     WorkerHooks(patches).install(toy_vllm.WorkerWrapperBase)
     VllmFrontEndHooks(patches).install(toy_vllm.AsyncLLM)
+    Starts(patches).install(toy_vllm.MPClient)
     options = toy_vllm.Options(connector=toy_vllm.Connector())
     toy_vllm.serve(options)
     toy_vllm.AsyncLLM(toy_vllm.config(options))
@@ -100,7 +102,10 @@ def test_vllm_is_hooked_where_its_table_says(
 
 
 def test_vllm_s_table_has_the_modules_that_are_waited_for_and_the_fields_that_are_asked() -> None:
-    classes = {"front_end": "AsyncLLM", "core": "Scheduler", "worker": "WorkerWrapperBase"}
+    classes = {
+        **{"front_end": "AsyncLLM", "starts": "MPClient"},
+        **{"core": "Scheduler", "worker": "WorkerWrapperBase"},
+    }
     waited = {
         f"{module}:{classes[name.removeprefix('observe_')]}"
         for module, name in vllm_hooks._OBSERVERS.items()

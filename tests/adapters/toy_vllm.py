@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import enum
+import os
 import pickle
 import random
+import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -377,12 +379,29 @@ class OutputProcessor:
         return SimpleNamespace(reqs_to_abort=[])
 
 
+class MPClient:
+    """Starts no process; notes the environment that one would inherit."""
+
+    def __init__(
+        self, vllm_config: Any, client_addresses: dict[str, Any] | None = None, fails: bool = False
+    ) -> None:
+        self.inherited = dict(os.environ)
+        self._finalizer = weakref.finalize(self, list)
+        if fails:
+            raise RuntimeError("the engine does not start")
+
+    def shutdown(self) -> None:
+        self._finalizer.detach()
+
+
 class AsyncLLM:
     def __init__(self, vllm_config: Any, client_index: int = 0) -> None:
         self.output_processor = OutputProcessor()
+        self.engine_core = MPClient(vllm_config)
 
     def shutdown(self) -> None:
-        """End."""
+        if hasattr(self, "engine_core"):  # not in one that failed to begin
+            self.engine_core.shutdown()
 
 
 @dataclass

@@ -6,6 +6,7 @@ from inferscope.adapters.needs.feature import Engine, Feature, Fields, Place
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _FRONT_END = "vllm.v1.engine.async_llm:AsyncLLM"
+_CLIENT = "vllm.v1.engine.core_client:MPClient"
 _PROCESSOR = "vllm.v1.engine.output_processor:OutputProcessor"
 _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 _WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -115,6 +116,7 @@ VLLM = Engine(
             ),
         ),
         Feature("the front end's shutdown in good order", (Place(f"{_FRONT_END}.shutdown"),)),
+        Feature("engines beside each other in a process", (Place(f"{_CLIENT}.__init__"),)),
         Feature("the worker", (Place(f"{_WRAPPER}.init_device", is_open=False),)),
         Feature(
             "steps of the worker",

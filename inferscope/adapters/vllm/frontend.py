@@ -9,6 +9,7 @@ attributes come from `SamplingParams`, as in vLLM's own traces.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.edge import Edge
@@ -24,8 +25,17 @@ _IS_STREAM = {"DELTA": True, "FINAL_ONLY": False}
 class FrontEndHooks:
     """Observes the process that speaks HTTP; one engine client in each."""
 
-    def __init__(self, patches: Patches) -> None:
+    def __init__(
+        self, patches: Patches, id_of: Callable[[Any], str | None] = lambda core_client: None
+    ) -> None:
+        """Observe nothing yet.
+
+        Args:
+            patches: patches that hold the hooks.
+            id_of: function that returns the engine id of a core's client; None for the process's.
+        """
         self._patches = patches
+        self._id_of = id_of
         self._edge: Edge | None = None
         self._probe = Probe.disabled()
         self._engine: weakref.ref[Any] | None = None
@@ -47,7 +57,10 @@ class FrontEndHooks:
         self._close()  # of one that is gone without a shutdown
         self._engine = weakref.ref(engine)
         probe = self._probe = Probe.open(
-            engine_info(vllm_config), role="frontend", rank=int(kw.get("client_index", 0))
+            engine_info(vllm_config),
+            role="frontend",
+            rank=int(kw.get("client_index", 0)),
+            engine_id=self._id_of(getattr(engine, "engine_core", None)),
         )
         application = patches.find("starlette.applications", "Starlette")
         is_whole = application is not None and patches.unit(

@@ -1,6 +1,7 @@
-"""Where vLLM is observed: three of its modules, each when a process imports it.
+"""Where vLLM is observed: four of its modules, each when a process imports it.
 
     front end  vllm.v1.engine.async_llm       `frontend`  requests and answers over HTTP
+    starts     vllm.v1.engine.core_client     `starts`    ids of engines in one process
     core       vllm.v1.core.sched.scheduler   `core`      plans, slices, lives of requests
     worker     vllm.v1.worker.worker_base     `worker`    when a step was executed
 
@@ -18,14 +19,17 @@ from inferscope.adapters import inject
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm.core import CoreHooks
 from inferscope.adapters.vllm.frontend import FrontEndHooks
+from inferscope.adapters.vllm.starts import Starts
 from inferscope.adapters.vllm.worker import WorkerHooks
 from inferscope.probe import engine_id
 
 PATCHES = Patches("vLLM")
+STARTS = Starts(PATCHES)
 WORKER = WorkerHooks(PATCHES)
 CORE = CoreHooks(PATCHES, WORKER.is_computing_on_host)
 _OBSERVERS = {
     "vllm.v1.engine.async_llm": "observe_front_end",
+    "vllm.v1.engine.core_client": "observe_starts",
     "vllm.v1.core.sched.scheduler": "observe_core",
     "vllm.v1.worker.worker_base": "observe_worker",
 }
@@ -46,7 +50,12 @@ def observe() -> None:
 
 def observe_front_end(module: ModuleType) -> None:
     """Observe the process that speaks HTTP."""
-    FrontEndHooks(PATCHES).install(getattr(module, "AsyncLLM", None))
+    FrontEndHooks(PATCHES, STARTS.id_of).install(getattr(module, "AsyncLLM", None))
+
+
+def observe_starts(module: ModuleType) -> None:
+    """Observe the process that starts engines."""
+    STARTS.install(getattr(module, "MPClient", None))
 
 
 def observe_core(module: ModuleType) -> None:
