@@ -125,7 +125,7 @@ import one, two
     assert told.stdout.split("\n") == lines
 
 
-def test_a_module_whose_loader_takes_no_attributes_is_imported_and_said_not_to_be_observed(
+def test_a_loader_that_takes_no_attributes_is_reported_and_its_module_imported(
     program: Path,
 ) -> None:
     text = """
