@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.patching import Direct, Patches
-from inferscope.probe import engine_id
-from inferscope.probe.identity import ENGINE_ID_VARIABLE
+from inferscope.probe import ENGINE_ID_VARIABLE, engine_id
 
 _ADDRESSES = "client_addresses"
 _PLACE_OF_ADDRESSES = 4
