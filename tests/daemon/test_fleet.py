@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from inferscope_prometheus import names
+from inferscope_prometheus.metric_table import BOUNDS_A
 
 from tests.daemon.prometheus import Prometheus, prometheus
 from tests.daemon.running import Scrape, collecting, engine_by_hand, eventually
@@ -73,7 +73,7 @@ def test_time_to_first_token_of_the_fleet_is_that_of_all_its_requests(fleet: Fle
     waits_ns = [row["first_token_ns"] - row["arrived_ns"] for row in fleet.requests]
     assert len(waits_ns) == sum(4 + 3 * host for host in range(HOSTS))
     by_bound = fleet.prometheus.by("le", f"sum by (le) ({_TTFT}_bucket)")
-    assert len(by_bound) == len(names.BOUNDS_A) + 1
+    assert len(by_bound) == len(BOUNDS_A) + 1
     for bound, num in by_bound.items():
         of_hosts = [
             value
@@ -94,8 +94,8 @@ def test_quantiles_of_the_fleet_lie_where_its_requests_lie(fleet: Fleet) -> None
         found = fleet.prometheus.one(f"histogram_quantile({share}, sum by (le) ({_TTFT}_bucket))")
         assert found is not None
         true_s = waits_s[math.ceil(share * len(waits_s)) - 1]
-        above = next(bound for bound in names.BOUNDS_A if true_s <= bound)
-        below = max((bound for bound in names.BOUNDS_A if bound < above), default=0.0)
+        above = next(bound for bound in BOUNDS_A if true_s <= bound)
+        below = max((bound for bound in BOUNDS_A if bound < above), default=0.0)
         assert below <= found <= above
 
 
