@@ -36,12 +36,12 @@ class LogHistogram:
         self.sum_ns = 0
         self.longest_ns = 0
 
-    def add(self, duration_ns: int, num: int = 1) -> None:
-        """Count a duration, `num` times."""
+    def add(self, duration_ns: int) -> None:
+        """Count a duration."""
         above = max(duration_ns, LOWEST_NS) / EDGE_NS
-        self.bins[math.floor(math.log(above) * BINS_PER_E)] += num
-        self.num += num
-        self.sum_ns += num * duration_ns
+        self.bins[math.floor(math.log(above) * BINS_PER_E)] += 1
+        self.num += 1
+        self.sum_ns += duration_ns
         self.longest_ns = max(self.longest_ns, duration_ns)
 
     def merge(self, other: LogHistogram) -> None:

@@ -105,13 +105,13 @@ class EmissionLog:
 
     def _count(self, slot: int, tokens: Counts) -> None:
         """Add the tokens of a request's next events, before the times of these."""
-        told = self._counts.get(slot)
-        if told is None and (tokens == 1).all():
+        counts = self._counts.get(slot)
+        if counts is None and (tokens == 1).all():
             return
-        if told is None:
-            told = self._counts[slot] = array("I")
-        told.extend(_ones(len(self.times_ns[slot]) - len(told)))
-        told.frombytes(tokens.tobytes())
+        if counts is None:
+            counts = self._counts[slot] = array("I")
+        counts.extend(_ones(len(self.times_ns[slot]) - len(counts)))
+        counts.frombytes(tokens.tobytes())
         self.num[slot] += int(tokens.sum()) - len(tokens)
 
     def events_of(self, slot: int) -> tuple[array[int], tuple[int, ...]]:

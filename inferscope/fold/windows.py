@@ -56,8 +56,8 @@ class _Distribution(LogHistogram):
         super().__init__()
         self._noted_ns: list[int] = []
 
-    def add(self, duration_ns: int, num: int = 1) -> None:
-        self._noted_ns += [duration_ns] * num
+    def add(self, duration_ns: int) -> None:
+        self._noted_ns.append(duration_ns)
         if len(self._noted_ns) >= _MOST_NOTED:
             self.settle()
 
@@ -77,7 +77,7 @@ class _Unkept(_Distribution):
 
     __slots__ = ()
 
-    def add(self, duration_ns: int, num: int = 1) -> None:
+    def add(self, duration_ns: int) -> None:
         """Ignore a duration."""
 
 

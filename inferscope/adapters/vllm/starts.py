@@ -16,8 +16,8 @@ from typing import Any
 from inferscope.adapters.patching import Direct, Patches
 from inferscope.probe import ENGINE_ID_VARIABLE, engine_id
 
-_ADDRESSES = "client_addresses"
 _PLACE_OF_ADDRESSES = 4
+"""Place of the last positional argument of `MPClient`, `client_addresses`."""
 
 
 class Starts:
@@ -58,8 +58,7 @@ class Starts:
 
     def _begin(self, client: Any, *args: Any, **kw: Any) -> str | None:
         """Set the variable for an engine beside others; return what it was, or None if it stays."""
-        given = dict(zip((_ADDRESSES,), args[_PLACE_OF_ADDRESSES:], strict=False)) | kw
-        if given.get(_ADDRESSES):
+        if any((kw.get("client_addresses"), *args[_PLACE_OF_ADDRESSES:])):
             return None
         taken = {number for each, number in list(self._numbers.items()) if _is_live(each)}
         number = next(number for number in itertools.count(1) if number not in taken)
