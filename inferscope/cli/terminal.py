@@ -1,4 +1,4 @@
-"""Capabilities of standard output and error: cursor movement, and characters they cannot encode.
+"""What the caller's shell and terminal can do: cursor movement, characters, commands on PATH.
 
 A character that a stream cannot encode is replaced by a similar one of the same width. In JSON it
 is replaced by its escape sequence.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import shlex
+import shutil
 import sys
 from typing import TextIO
 
@@ -26,6 +28,13 @@ def replace_unencodable(*, is_json: bool = False) -> None:
     for stream, errors in ((sys.stdout, _ESCAPED if is_json else _SIMILAR), (sys.stderr, _SIMILAR)):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
+
+
+def own_command() -> str:
+    """Return how this shell calls this program: by its name, or by its path if not on PATH."""
+    called = sys.argv[0]
+    is_on_path = shutil.which("inferscope") is not None
+    return "inferscope" if is_on_path or not os.access(called, os.X_OK) else shlex.quote(called)
 
 
 def _similar(error: UnicodeError) -> tuple[str, int]:

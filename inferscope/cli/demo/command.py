@@ -22,7 +22,7 @@ from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host, demo_comm
 from inferscope.cli.demo.link import Ready, Settings
 from inferscope.cli.engine_options import add_cache_options
 from inferscope.cli.stopping import stoppable
-from inferscope.cli.terminal import can_draw
+from inferscope.cli.terminal import can_draw, own_command
 from inferscope.engine import EngineOptions
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
@@ -182,15 +182,15 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
 
 def _next_steps_text(folder: Path) -> str:
     """Return the text that names a demo's rings and the commands that read them."""
-    name = folder.name
+    name, command = folder.name, own_command()
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.ring"))
     return (
         f"The demo has ended. Its records stay in {folder} ({num_bytes / 1e6:.0f} MB) "
         "for a day. Next:\n"
-        f"  inferscope findings {name}    performance problems and fixes\n"
-        f"  inferscope shares {name}      device time by request\n"
-        f"  inferscope why rag- {name} --pick 1    where one request's time went\n"
-        f"  inferscope attach {name} --since -1m    the screen, over the last minute\n"
+        f"  {command} findings {name}    performance problems and fixes\n"
+        f"  {command} shares {name}      device time by request\n"
+        f"  {command} why rag- {name} --pick 1    where one request's time went\n"
+        f"  {command} attach {name} --since -1m    the screen, over the last minute\n"
     )
 
 
@@ -304,10 +304,10 @@ def _write_outputs(source: RingSource, options: argparse.Namespace) -> int:
     brief = findings_brief(findings(watch))
     if brief:
         sys.stdout.write(
-            f"\n{brief}inferscope findings {recording}  explains them and suggests fixes\n"
+            f"\n{brief}{own_command()} findings {recording}  explains them and suggests fixes\n"
         )
     sys.stdout.write(
-        f"\n{recording}  inferscope replay\n"
+        f"\n{recording}  {own_command()} replay\n"
         f"{options.out / 'trace.json'}  open in ui.perfetto.dev\n"
         f"{options.out / 'demo.jsonl'}  every step and request\n"
     )
