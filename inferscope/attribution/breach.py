@@ -9,7 +9,8 @@ Two questions, answered from the request's own ledger and from its peers':
 The first finds the *minimal set*: the fewest causes without which the objective is met. Own work is
 counted among them only where all else together does not suffice. The second finds the *top* cause:
 the largest row is mostly necessary work, so without peers a cause is named only if it is the only
-candidate. Unknown values are None.
+candidate, a wait that is twice as long as all other waits together, or own work that alone misses
+the objective. Unknown values are None.
 
 A single gap between tokens has no ledger of its own, only all of them together have: for `tbt` a
 cause that took too little is ruled out, and none is proved sufficient.
@@ -32,6 +33,9 @@ OWN_WORK = frozenset(row.name for row in CAUSE_ROWS if row.is_own)
 _FEWEST_PEERS = 5
 """Smallest number of peers whose median shows what is normal."""
 _MOST_PEERS = 50
+_DOMINANT = 2
+"""Smallest ratio of a wait to all other waits together at which it is the main cause without peers:
+in an overload no request of like length meets its objective."""
 _LIKE = 2
 """Largest ratio of two lengths that count as similar."""
 
@@ -148,7 +152,7 @@ def _breach(request: LedgerView, objective: LatencyLimit, peers: Peers) -> Breac
         over_ns=over_ns,
         num_gaps=took.num_gaps,
         causes=causes,
-        top=_top(causes, unseen_ns=took.whole_ns - sum(took.by_cause.values())),
+        top=_top(causes, over_ns, unseen_ns=took.whole_ns - sum(took.by_cause.values())),
         minimal_set=() if is_tbt else _minimal_set(took.by_cause, over_ns),
         num_peers=len(like) if typical_ns is not None else 0,
     )
@@ -176,15 +180,27 @@ def _ranked(
     return tuple(sorted(causes, key=rank))
 
 
-def _top(causes: tuple[BreachCause, ...], *, unseen_ns: int) -> str | None:
+def _top(causes: tuple[BreachCause, ...], over_ns: int, *, unseen_ns: int) -> str | None:
     """Return the main cause; None if unobserved time may exceed it."""
     if not causes:
         return None
     first = causes[0]
     if first.excess_ns is not None:
         return first.cause if first.excess_ns > max(0, unseen_ns) else None
-    could = [one.cause for one in causes if one.is_sufficient is not False]
-    return could[0] if len(could) == 1 and unseen_ns <= 0 else None
+    if unseen_ns > 0:
+        return None
+    could = [one for one in causes if one.is_sufficient is not False]
+    if len(could) == 1:
+        return could[0].cause
+    # Each kind is sorted, the longest first.
+    waits = [one for one in causes if one.cause not in OWN_WORK]
+    own = [one for one in causes if one.cause in OWN_WORK]
+    if own and sum(one.ns for one in waits) < over_ns:
+        return own[0].cause
+    if not waits or waits[0].is_sufficient is False:
+        return None
+    others_ns = sum(one.ns for one in waits[1:])
+    return waits[0].cause if waits[0].ns >= _DOMINANT * others_ns else None
 
 
 def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:

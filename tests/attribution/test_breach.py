@@ -204,6 +204,22 @@ def test_without_peers_the_only_cause_that_suffices_is_named_and_of_two_none() -
     assert top_cause(life, [LatencyLimit("ttft", 500 * MS)]) == "queue"
 
 
+def test_without_peers_a_wait_twice_as_long_as_all_others_is_the_cause() -> None:
+    for queue_ms, cause in ((599, None), (600, "queue")):
+        own = {"prefill_own": 900 * MS, "slowdown": 200 * MS, "cpu_gap": 100 * MS}
+        overloaded = Lived(own | {"queue": queue_ms * MS})
+        limit_ns = sum(own.values()) + (queue_ms - 100) * MS
+        assert breach_of(overloaded, "ttft", limit_ns - 90 * MS).over_ns == 190 * MS
+        assert breach_of(overloaded, "ttft", limit_ns - 90 * MS).top == cause
+
+
+def test_without_peers_own_work_that_alone_misses_the_objective_is_the_cause() -> None:
+    life = Lived({"prefill_own": 300 * MS, "queue": 400 * MS, "slowdown": 350 * MS})
+    assert breach_of(life, "ttft", 50 * MS).top == "prefill_own"
+    assert breach_of(life, "ttft", 301 * MS).top is None
+    assert breach_of(life, "ttft", 50 * MS, [Lived({"prefill_own": 40 * MS})] * 5).top == "queue"
+
+
 def test_unobserved_time_has_no_top_cause() -> None:
     life = Lived({"queue": 105 * MS}, joined_late=True, unseen_ns=100 * MS)
     assert breach_of(life, "ttft", 201 * MS).top is None
