@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from inferscope.errors import BadInput
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Speculation: TypeAlias = Literal["ngram"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
@@ -115,6 +116,9 @@ class EngineOptions:
         num_blocks: KV blocks in the pool; None sizes it for `max_running` full-length requests
             within the available memory (`capacity.py`).
         prefix_cache: Whether blocks of finished requests are kept for prompts with the same prefix.
+        speculative: How tokens are proposed for verification; None generates one by one. "ngram"
+            looks up the tokens that followed the same n-gram in the request.
+        num_speculative_tokens: Maximum proposed tokens per request and step.
         dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's.
         device: Name of a torch device; "auto" takes the first GPU, else the CPU.
         seed: Seed of random weights, and of sampled requests without their own seed.
@@ -130,6 +134,8 @@ class EngineOptions:
     block_tokens: int = 16
     num_blocks: int | None = None
     prefix_cache: bool = True
+    speculative: Speculation | None = None
+    num_speculative_tokens: int = 4
     dtype: DtypeName | Literal["auto"] = "auto"
     device: str = "cpu"
     seed: int = 0
@@ -137,9 +143,13 @@ class EngineOptions:
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "max_running", "max_waiting", "block_tokens", "num_threads"):
+        for name in (
+            *("token_budget", "max_running", "max_waiting", "block_tokens", "num_threads"),
+            "num_speculative_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}. Give at least 1.")
+        self._check_speculation()
         if self.block_tokens > _MOST_BLOCK_TOKENS:
             raise BadInput(f"block_tokens is {self.block_tokens}. Give 1 to {_MOST_BLOCK_TOKENS}.")
         if not -(2**63) <= self.seed < 2**63:
@@ -151,6 +161,19 @@ class EngineOptions:
                 )
         if self.dtype not in ("auto", *_DTYPES):
             raise BadInput(f"dtype {self.dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
+
+    def _check_speculation(self) -> None:
+        if self.speculative is None:
+            return
+        if self.speculative not in get_args(Speculation):
+            known = ", ".join(get_args(Speculation))
+            raise BadInput(f"speculative {self.speculative!r} is unknown. Use {known}.")
+        if self.num_speculative_tokens >= self.token_budget:
+            raise BadInput(
+                f"verifying {self.num_speculative_tokens} proposed tokens takes "
+                f"{self.num_speculative_tokens + 1} tokens of a step, and token_budget is "
+                f"{self.token_budget}. Lower num_speculative_tokens, or raise token_budget."
+            )
 
 
 def read_checkpoint_config(folder: Path) -> ModelConfig:

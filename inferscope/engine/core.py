@@ -37,7 +37,8 @@ from inferscope.engine.request import (
 )
 from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
-from inferscope.engine.segments import step_columns
+from inferscope.engine.segments import StepColumns, step_columns
+from inferscope.engine.speculative import NgramIndex
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 from inferscope.probe import Deferred, Probe
@@ -350,6 +351,7 @@ class Engine:
             sampling=sampling,
             stop_ids=frozenset(sampling.stop_token_ids).union(own_stops),
             seed=seed,
+            ngrams=NgramIndex() if self.options.speculative == "ngram" else None,
         )
         self._requests[request.request_id] = request
         self.scheduler.enqueue(request)
@@ -395,49 +397,70 @@ class Engine:
 
     def _record_slices(self, step: int, plan: Plan) -> None:
         if self.probe.on:
-            columns = step_columns(plan.slices)
-            self.probe.slices(
-                step,
-                requests=columns.requests,
-                phases=columns.phases,
-                tokens=columns.tokens,
-                contexts=columns.contexts,
-                flags=columns.flags,
-                sampled=columns.sampled,
-            )
+            self._record_columns(step, step_columns(plan.slices))
 
-    def _record_emitted(self, step: int, indices: list[RequestIndex], at_ns: int) -> None:
-        self.probe.emitted(indices, [1] * len(indices), step=step, at_ns=at_ns)
+    def _record_columns(self, step: int, columns: StepColumns) -> None:
+        self.probe.slices(
+            step,
+            requests=columns.requests,
+            phases=columns.phases,
+            tokens=columns.tokens,
+            contexts=columns.contexts,
+            flags=columns.flags,
+            sampled=columns.sampled,
+            proposed=columns.proposed,
+            accepted=columns.accepted,
+            digest=columns.digest,
+        )
+
+    def _record_emitted(
+        self, step: int, indices: list[RequestIndex], tokens: list[int], at_ns: int
+    ) -> None:
+        self.probe.emitted(indices, tokens, step=step, at_ns=at_ns)
 
     def _record_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
         self.probe.finished(index, reason, at_ns=at_ns)
 
     def _run(self, plan: Plan) -> list[Output]:
         step = self._step
+        has_drafts = any(part.num_drafts for part in plan.slices)
 
         def launched() -> None:
-            self._deferred.add(time.monotonic_ns(), self._record_slices, step, plan)
+            if not has_drafts:
+                self._deferred.add(time.monotonic_ns(), self._record_slices, step, plan)
             if self._runner.is_asynchronous:
                 self._deferred.flush_hidden()
             else:
                 self._deferred.flush()
 
         sampled, tokens = self._runner.run(step, plan, self.probe, launched)
+        outputs = [
+            _append(part.request, added) for part, added in zip(sampled, tokens, strict=True)
+        ]
+        if has_drafts and self.probe.on:  # before the requests advance
+            columns = step_columns(plan.slices)
+            self._deferred.add(time.monotonic_ns(), self._record_columns, step, columns)
         for part in plan.slices:
             self.scheduler.advance(part)
-        outputs = []
-        for part, token in zip(sampled, tokens, strict=True):
-            part.request.tokens.append(token)
-            outputs.append(Output(part.request, [token], part.request.finish_after(token)))
-        self._totals.generated_tokens += len(outputs)
         if outputs:
             indices = [output.request.index for output in outputs]
+            counts = [len(output.tokens) for output in outputs]
+            self._totals.generated_tokens += sum(counts)
             at_ns = time.monotonic_ns()
-            self._deferred.add(at_ns, self._record_emitted, step, indices, at_ns)
+            self._deferred.add(at_ns, self._record_emitted, step, indices, counts, at_ns)
         for output in outputs:
             if output.finish is not None:
                 self._finish(output.request, output.finish)
+            else:
+                self._propose(output.request)
         return outputs
+
+    def _propose(self, request: Request) -> None:
+        """Set a request's draft, which ends one token before its output does."""
+        if request.ngrams is not None:
+            num_left = request.max_tokens - request.num_output - 1
+            num = min(self.options.num_speculative_tokens, num_left)
+            request.draft = request.ngrams.propose(request.tokens, num)
 
     def _fail(self, plan: Plan, error: Exception) -> list[Output]:
         """End the requests of a failed step; the other requests continue.
@@ -508,3 +531,13 @@ class Engine:
         with self._wake:
             self._wake.wait_for(lambda: self.has_work or self._is_closing)
             return not self._is_closing
+
+
+def _append(request: Request, tokens: list[int]) -> Output:
+    """Append a step's tokens to a request, up to the one that ends it."""
+    for num, token in enumerate(tokens, 1):
+        request.tokens.append(token)
+        finish = request.finish_after(token)
+        if finish is not None:
+            return Output(request, tokens[:num], finish)
+    return Output(request, tokens, None)

@@ -1,6 +1,6 @@
 """Runner of steps in another process: the step loop's side and the messages of both sides.
 
-step loop ── StepWork ──> worker    admitted requests, slices, new blocks
+step loop ── StepWork ──> worker    admitted requests, slices, new blocks, drafts
 step loop <── Done ── worker        sampled tokens
 """
 
@@ -80,6 +80,7 @@ class SliceSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_sampled: bool
     blocks: list[int]
     """Blocks allocated to the request since its last slice."""
+    draft: list[int]
 
 
 class StepWork(msgspec.Struct, frozen=True, tag=2, array_like=True):
@@ -91,10 +92,10 @@ class StepWork(msgspec.Struct, frozen=True, tag=2, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=3, array_like=True):
-    """Message: a step's sampled tokens, by the indices of their slices in the work."""
+    """Message: the tokens that a step's slices add, by the indices of the slices in the work."""
 
     slice_indices: list[int]
-    tokens: list[int]
+    tokens: list[list[int]]
 
 
 _FromWorker: TypeAlias = Ready | WorkerFailure | Done
@@ -185,7 +186,14 @@ class RemoteRunner:
         request = part.request
         new = request.blocks[self._num_sent_blocks[request.sequence_slot] :]
         self._num_sent_blocks[request.sequence_slot] += len(new)
-        return SliceSpec(request.sequence_slot, part.context, part.num_tokens, part.is_sampled, new)
+        return SliceSpec(
+            request.sequence_slot,
+            part.context,
+            part.num_tokens,
+            part.is_sampled,
+            new,
+            request.draft,
+        )
 
     def _receive(self) -> _FromWorker:
         try:

@@ -1,8 +1,8 @@
 """A request from the queue to its last token.
 
-Two numbers define its state: the number of `tokens` (prompt plus output) and how many of them are
-`computed`. The difference is the remaining work. Nothing else distinguishes a prompt, a chunk, a
-prefix hit, a resumption and a decode.
+Three numbers define its state: the number of `tokens` (prompt plus output), the number of tokens in
+its `draft`, and how many are `computed`. The difference is the remaining work. Nothing else
+distinguishes a prompt, a chunk, a prefix hit, a resumption, a decode and a verification.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inferscope.engine.kv import ROOT
+from inferscope.engine.speculative import NgramIndex
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.records import RequestIndex
 
@@ -130,6 +131,8 @@ class Request:
         max_tokens: Maximum output tokens, limited by the model.
         stop_ids: Tokens that end the output.
         seed: Seed of its random numbers.
+        draft: Proposed tokens after the known ones, to be verified with the next token.
+        ngrams: Index that proposes drafts; None without prompt lookup.
         computed: Number of tokens whose keys and values are in its blocks.
         ever_computed: Maximum that `computed` has reached; work below it is recomputed.
         cached_tokens: Number of tokens found in the prefix cache and never computed.
@@ -149,6 +152,8 @@ class Request:
     sampling: Sampling
     stop_ids: frozenset[int]
     seed: int
+    draft: list[int] = field(default_factory=list)
+    ngrams: NgramIndex | None = None
     computed: int = 0
     ever_computed: int = 0
     cached_tokens: int = 0
@@ -161,8 +166,8 @@ class Request:
 
     @property
     def todo(self) -> int:
-        """Number of known tokens that are not computed."""
-        return len(self.tokens) - self.computed
+        """Number of known and proposed tokens that are not computed."""
+        return len(self.tokens) + len(self.draft) - self.computed
 
     @property
     def num_output(self) -> int:

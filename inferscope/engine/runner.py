@@ -22,6 +22,7 @@ from inferscope.engine.model import Model, forward
 from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
 from inferscope.engine.scheduler import Plan, Slice
+from inferscope.engine.speculative import verified
 from inferscope.probe import Probe
 
 
@@ -32,7 +33,8 @@ class Batch:
     Attributes:
         ids: [tokens] int64 on the device.
         positions: [tokens] int64 on the device.
-        rows: [rows] int64 on the device, index of the last token of each sampled slice.
+        rows: [rows] int64 on the device, index of the last known token of each sampled slice, and
+            of each of its drafts.
         sampled: Slices of the rows, in their order.
         is_cold: Whether no step of this size bucket and kind has run in this engine.
     """
@@ -44,9 +46,19 @@ class Batch:
     sampled: list[Slice]
     is_cold: bool
 
+    def added(self, chosen: list[int]) -> list[list[int]]:
+        """Return the tokens that each sampled slice adds, from those chosen for the rows."""
+        if len(chosen) == len(self.sampled):
+            return [[token] for token in chosen]
+        added, end = [], 0
+        for part in self.sampled:
+            start, end = end, end + 1 + part.num_drafts
+            added.append(verified(part.request.draft, chosen[start:end]))
+        return added
 
-Ran: TypeAlias = tuple[list[Slice], list[int]]
-"""Sampled slices of a step, and the token sampled for each."""
+
+Ran: TypeAlias = tuple[list[Slice], list[list[int]]]
+"""Sampled slices of a step, and the tokens that each adds: accepted drafts, and one more."""
 
 
 Launched: TypeAlias = Callable[[], None]
@@ -109,7 +121,7 @@ class Runner:
         self.is_asynchronous = is_cuda = model.device.type == "cuda"
         self._ids, self._positions, self._slots, self._rows = (
             torch.empty(length, dtype=torch.int64, pin_memory=is_cuda)
-            for length in (token_budget, token_budget, token_budget, max_running)
+            for length in (token_budget,) * 4
         )
         self._table = np.zeros((max_running, max_blocks), dtype=np.int64)
         self._num_tabled = [0] * max_running
@@ -131,7 +143,7 @@ class Runner:
             # the step is complete here.
             probe.stop(step)
             launched()
-            return batch.sampled, tokens.tolist()
+            return batch.sampled, batch.added(tokens.tolist())
 
     def close(self) -> None:
         """Do nothing: the buffers are freed with the runner."""
@@ -163,14 +175,19 @@ class Runner:
             self._table[token_sequence_slots, blocks] * self._block_tokens + offsets
         )
         sampled = [part for part in slices if part.is_sampled]
-        self._rows.numpy()[: len(sampled)] = ends[[part.is_sampled for part in slices]] - 1
+        rows = ends[[part.is_sampled for part in slices]] - 1
+        if any(part.num_drafts for part in sampled):
+            num_rows = np.array([1 + part.num_drafts for part in sampled])
+            first = (rows + 1 - num_rows).repeat(num_rows)
+            rows = first + np.arange(len(first)) - (num_rows.cumsum() - num_rows).repeat(num_rows)
+        self._rows.numpy()[: len(rows)] = rows
 
         longest = int((contexts + counts).max())
         widest = -(-longest // self._block_tokens)
         batch = Batch(
             ids=self._on_device(self._ids, num_tokens),
             positions=self._on_device(self._positions, num_tokens),
-            rows=self._on_device(self._rows, len(sampled)),
+            rows=self._on_device(self._rows, len(rows)),
             ragged=RaggedBatch(
                 slots=self._on_device(self._slots, num_tokens),
                 counts=counts,
@@ -202,7 +219,13 @@ class Runner:
         )
         if not batch.sampled:
             return torch.empty(0, dtype=torch.int64)
-        return choose_tokens(logits, [part.request for part in batch.sampled])
+        requests: list[Request] = []
+        positions: list[int] = []
+        for part in batch.sampled:
+            num_known = len(part.request.tokens)
+            requests += [part.request] * (1 + part.num_drafts)
+            positions += range(num_known, num_known + 1 + part.num_drafts)
+        return choose_tokens(logits, requests, positions)
 
     def _update_table(self, slices: list[Slice], admitted: list[Request]) -> None:
         for request in admitted:
@@ -231,4 +254,5 @@ def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
     ids = [part.request.tokens[part.context] for part in slices[:num_singles]]
     for part in slices[num_singles:]:
         ids += part.request.tokens[part.context : part.context + part.num_tokens]
+        ids += part.request.draft[: part.num_drafts]
     return ids

@@ -19,12 +19,17 @@ from inferscope.engine.request import Request
 _MASK64 = (1 << 64) - 1
 
 
-def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Return one token for each row of `logits` [requests, vocab], as int64 [requests].
+def choose_tokens(logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> Tensor:
+    """Return one token for each row of `logits` [rows, vocab], as int64 [rows].
 
     The stop tokens of rows below `min_tokens` are overwritten in place.
+
+    Args:
+        logits: [rows, vocab].
+        requests: [rows], request of each row; one that verifies drafts has several.
+        positions: [rows], position of the chosen token in the request.
     """
-    _forbid_early_stops(logits, requests)
+    _forbid_early_stops(logits, requests, positions)
     chosen = logits.argmax(dim=-1)
     plain: list[int] = []
     filtered: list[int] = []
@@ -35,8 +40,12 @@ def choose_tokens(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     for rows, narrows in ((plain, False), (filtered, True)):
         if rows:
             row_indices = _to_device(rows, torch.int64, logits.device)
-            drawn = _draw(logits[row_indices], [requests[row] for row in rows], narrows=narrows)
-            chosen[row_indices] = drawn
+            chosen[row_indices] = _draw(
+                logits[row_indices],
+                [requests[row] for row in rows],
+                [positions[row] for row in rows],
+                narrows=narrows,
+            )
     return chosen
 
 
@@ -51,11 +60,13 @@ def uniform(seed: int, position: int) -> float:
     return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
 
 
-def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
+def _forbid_early_stops(
+    logits: Tensor, requests: Sequence[Request], positions: Sequence[int]
+) -> None:
     rows: list[int] = []
     tokens: list[int] = []
-    for row, request in enumerate(requests):
-        if request.stop_ids and request.num_output < request.sampling.min_tokens:
+    for row, (request, position) in enumerate(zip(requests, positions, strict=True)):
+        if request.stop_ids and position - request.num_prompt < request.sampling.min_tokens:
             rows += [row] * len(request.stop_ids)
             tokens += request.stop_ids
     if rows:
@@ -69,7 +80,9 @@ def _to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device
     return pinned.to(device, non_blocking=True)
 
 
-def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tensor:
+def _draw(
+    logits: Tensor, requests: Sequence[Request], positions: Sequence[int], *, narrows: bool
+) -> Tensor:
     def column(values: list[float]) -> Tensor:
         return _to_device(values, torch.float32, logits.device).unsqueeze(1)
 
@@ -87,7 +100,9 @@ def _draw(logits: Tensor, requests: Sequence[Request], *, narrows: bool) -> Tens
         probabilities = probabilities * is_kept
     # float64: over 150,000 float32 terms the sum's error would exceed a token's probability.
     cumulative = probabilities.double().cumsum(dim=-1)
-    points = column([uniform(request.seed, len(request.tokens)) for request in requests])
+    points = column(
+        [uniform(request.seed, at) for request, at in zip(requests, positions, strict=True)]
+    )
     targets = points.double() * cumulative[:, -1:]
     picked = torch.searchsorted(cumulative, targets, right=True)
     picked = picked.clamp_(max=logits.shape[-1] - 1)

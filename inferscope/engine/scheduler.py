@@ -1,9 +1,10 @@
 """Scheduling: how many tokens each request computes in the next step.
 
-A request has `todo = len(tokens) - computed` tokens left, and gets as many as the token budget and
-the free KV blocks allow. Running requests come first, in order of admission, then the queue. When a
-running request cannot get a block, the last admitted request is preempted: it releases its blocks
-and returns to the head of the queue for recompute.
+A request has `todo = len(tokens) + len(draft) - computed` tokens left, and gets as many as the
+token budget and the free KV blocks allow. Running requests come first, in order of admission, then
+the queue. When a running request cannot get a block, the last admitted request is preempted: it
+releases its blocks and returns to the head of the queue for recompute. A draft takes only what the
+running requests behind it can spare.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     num_tokens: int
     is_sampled: bool
     """Whether the slice ends at the request's last token, so that the next can be sampled."""
+    num_drafts: int = 0
+    """Number of its last tokens that are drafts; each of them has a row of logits as well."""
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
@@ -104,9 +107,14 @@ class Scheduler:
         )
 
     def advance(self, done: Slice) -> None:
-        """Advance a request past a computed slice and publish the blocks that it filled."""
+        """Advance a request past a computed slice and publish the blocks that it filled.
+
+        Call it with the sampled tokens appended. The last of them is never computed, and rejected
+        drafts behind it are forgotten: later tokens overwrite their keys and values.
+        """
         request = done.request
-        request.computed = computed = done.context + done.num_tokens
+        computed = min(done.context + done.num_tokens, len(request.tokens) - 1)
+        request.computed = computed
         if done.context < request.ever_computed:
             request.recomputed_tokens += min(computed, request.ever_computed) - done.context
         request.ever_computed = max(request.ever_computed, computed)
@@ -125,12 +133,21 @@ class Scheduler:
     def _plan_running(self, slices: list[Slice], preempted: list[Request]) -> int:
         left = self._token_budget
         # Preemption pops from the end of the list during the iteration, which a list allows.
-        for request in self.running:
+        for place, request in enumerate(self.running, 1):
+            if request.draft:
+                self._cut_draft(request, left, num_behind=len(self.running) - place)
             num_tokens = self._plan_slice(request, left, slices, preempted)
             if not num_tokens:
                 break
             left -= num_tokens
         return left
+
+    def _cut_draft(self, request: Request, left: int, *, num_behind: int) -> None:
+        """Cut a draft so that each request behind can have one token, and a block for it."""
+        free = max(0, self.pool.num_available - num_behind)
+        num_slots = (len(request.blocks) + free) * self.pool.block_tokens
+        num_tokens = min(request.computed + left - num_behind, num_slots)
+        del request.draft[max(0, num_tokens - len(request.tokens)) :]
 
     def _plan_slice(
         self, request: Request, left: int, slices: list[Slice], preempted: list[Request]
@@ -150,6 +167,7 @@ class Scheduler:
                     context=context,
                     num_tokens=num_tokens,
                     is_sampled=num_tokens == todo,
+                    num_drafts=len(request.draft),
                 )
             )
         return num_tokens
@@ -160,6 +178,7 @@ class Scheduler:
             victim = self.running.pop()
             self._vacate(victim)
             victim.computed = 0
+            victim.draft = []
             self.waiting[victim] = None
             self.waiting.move_to_end(victim, last=False)
             preempted.append(victim)

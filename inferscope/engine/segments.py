@@ -1,26 +1,26 @@
 """Slices of a step as rows for its records, one row per phase of a slice.
 
 A slice can hold, in this order, tokens that were computed before a preemption, new tokens of the
-prompt, and a generated token. Each range becomes a row, so that recompute, prefill and decode are
-accounted separately:
+prompt, a generated token, and drafts. Each range becomes a row, so that recompute, prefill, decode
+and verification are accounted separately:
 
-    tokens     0 ....... ever_computed ....... num_prompt ....... len(tokens)
-               recomputed  (prefill)   prefill             decode
+    tokens     0 ....... ever_computed ....... num_prompt ....... len(tokens) ....... + len(draft)
+               recomputed  (prefill)   prefill             decode             verify
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from inferscope.engine.scheduler import Slice
-from inferscope.probe import split_phases
-from inferscope.records import DECODE
+from inferscope.probe import column, digest64, split_phases
+from inferscope.records import DECODE, VERIFY
 
 
 class StepColumns(msgspec.Struct, frozen=True, gc=False):
-    """Columns of a step with one entry per row; see `Probe.slices`."""
+    """Columns of a step with one entry per row, and its digest; see `Probe.slices`."""
 
     requests: tuple[int, ...]
     phases: tuple[int, ...]
@@ -28,24 +28,50 @@ class StepColumns(msgspec.Struct, frozen=True, gc=False):
     contexts: tuple[int, ...]
     flags: tuple[int, ...]
     sampled: tuple[int, ...]
+    proposed: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    digest: int | None = None
+    """Digest of the slices, which a worker knows; None if each of them is one row."""
 
 
-def step_columns(slices: Iterable[Slice]) -> StepColumns:
-    """Split a step's slices, at least one, into rows; call it before `Scheduler.advance`."""
+def step_columns(slices: Sequence[Slice]) -> StepColumns:
+    """Split a step's slices, at least one, into rows; call it before `Scheduler.advance`.
+
+    With drafts, call it with the tokens of the step appended.
+    """
     rows: list[tuple[int, ...]] = []
     for part in slices:
         request, context, num_tokens = part.request, part.context, part.num_tokens
-        if context >= max(request.ever_computed, request.num_prompt):
-            rows.append((request.index, DECODE, num_tokens, context, 0, int(part.is_sampled)))
+        if part.num_drafts or context < max(request.ever_computed, request.num_prompt):
+            rows += _rows(part)
         else:
-            rows += _prefill_rows(part)
-    return StepColumns(*zip(*rows, strict=True))
+            num_rows = int(part.is_sampled)
+            rows.append((request.index, DECODE, num_tokens, context, 0, num_rows, 0, 0))
+    requests, phases, tokens, contexts, flags, sampled, proposed, accepted = zip(*rows, strict=True)
+    if not any(proposed):
+        proposed = accepted = ()
+    digest = None if len(rows) == len(slices) else _digest(slices)
+    return StepColumns(
+        requests, phases, tokens, contexts, flags, sampled, proposed, accepted, digest
+    )
 
 
-def _prefill_rows(part: Slice) -> Iterator[tuple[int, ...]]:
-    request, end = part.request, part.context + part.num_tokens
+def _rows(part: Slice) -> Iterator[tuple[int, ...]]:
+    request, known = part.request, part.context + part.num_tokens - part.num_drafts
     for phase, first, stop, flags in split_phases(
-        part.context, end, seen=request.ever_computed, num_prompt=request.num_prompt
+        part.context, known, seen=request.ever_computed, num_prompt=request.num_prompt
     ):
-        sampled = int(part.is_sampled and stop == end)
-        yield request.index, phase, stop - first, first, flags, sampled
+        sampled = int(part.is_sampled and stop == known)
+        yield request.index, phase, stop - first, first, flags, sampled, 0, 0
+    if part.num_drafts:
+        # The tokens of the step are the accepted drafts and one more.
+        accepted = len(request.tokens) - known - 1
+        num = part.num_drafts
+        yield request.index, VERIFY, num, known, 0, num, num, accepted
+
+
+def _digest(slices: Sequence[Slice]) -> int:
+    return digest64(
+        column("I", [part.request.index for part in slices]),
+        column("I", [part.num_tokens for part in slices]),
+    )

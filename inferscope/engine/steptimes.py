@@ -76,7 +76,7 @@ class TimedRunner:
                     took_ns,
                 )
             )
-        return batch.sampled, tokens.tolist()
+        return batch.sampled, batch.added(tokens.tolist())
 
     def close(self) -> None:
         """Close the wrapped runner."""

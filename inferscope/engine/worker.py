@@ -72,8 +72,8 @@ class Worker:
 
         sampled, tokens = self._runner.run(work.step, plan, self._probe, launched)
         index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
-        for part, token in zip(sampled, tokens, strict=True):
-            part.request.tokens.append(token)
+        for part, added in zip(sampled, tokens, strict=True):
+            part.request.tokens += added
         return Done([index_of[part.request.sequence_slot] for part in sampled], tokens)
 
     def _prefill_tokens(self, part: Slice) -> int:
@@ -101,11 +101,13 @@ class Worker:
     def _slice(self, part: SliceSpec) -> Slice:
         request = self._by_sequence_slot[part.sequence_slot]
         request.blocks += part.blocks
+        request.draft = part.draft
         return Slice(
             request=request,
             context=part.context,
             num_tokens=part.num_tokens,
             is_sampled=part.is_sampled,
+            num_drafts=len(part.draft),
         )
 
 

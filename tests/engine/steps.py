@@ -37,9 +37,9 @@ def make_scheduler(
 def commit(scheduler: Scheduler, plan: Plan) -> None:
     """Commit a plan as the engine does, with token 0 as every sampled token."""
     for part in plan.slices:
-        scheduler.advance(part)
         if part.is_sampled:
             part.request.tokens.append(0)
+        scheduler.advance(part)
     for part in plan.slices:
         if part.is_sampled and part.request.finish_after(0):
             scheduler.remove(part.request)

@@ -27,7 +27,9 @@ def request(seed: int = 0, num_tokens: int = 3, **sampling: Any) -> Request:
 
 
 def choose(*requests: Request, logits: torch.Tensor = LOGITS) -> list[int]:
-    chosen: list[int] = choose_tokens(logits.repeat(len(requests), 1), requests).tolist()
+    positions = [len(request.tokens) for request in requests]
+    rows = logits.repeat(len(requests), 1)
+    chosen: list[int] = choose_tokens(rows, requests, positions).tolist()
     return chosen
 
 

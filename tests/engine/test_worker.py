@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from inferscope.engine.remote import RemoteRunner, WorkerLost
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
 from inferscope.readers.source import RingSource
-from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
+from inferscope.records import VERIFY, Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.checkpoints import prompts
 from tests.probe.fakes import of, tokens_of_slices, tokens_signed
 
-OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
+PLAIN = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Options under which chunks, prefix hits and preemptions occur."""
+OPTIONS = replace(PLAIN, speculative="ngram")
 SAMPLINGS = (
     Sampling(max_tokens=20),
     Sampling(max_tokens=20, temperature=0.9, seed=5),
@@ -55,7 +57,7 @@ def remote() -> Iterator[Engine]:
 
 
 def test_worker_generates_the_same_tokens_as_an_in_process_engine(remote: Engine) -> None:
-    local = load_engine("random:tiny", OPTIONS)
+    local = load_engine("random:tiny", PLAIN)
     batch_prompts = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
     for sampling in SAMPLINGS:
         assert remote.generate(batch_prompts, sampling) == local.generate(batch_prompts, sampling)
@@ -111,6 +113,7 @@ def test_worker_spans_join_the_slices_of_the_core(rings: Path) -> None:
     by_phase = tokens_signed(worker)
     assert by_phase == tokens_of_slices(core)
     assert any(prefill and decode for prefill, decode in by_phase.values())
+    assert any(VERIFY in slices.phases for slices in slices_of_steps)
 
     source = RingSource(lambda: rings.glob("*.ring"), name="")
     deadline = time.monotonic() + 60
