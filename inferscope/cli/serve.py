@@ -12,7 +12,7 @@ import importlib.util
 
 from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.counters import add_counters_option, start_sampler
-from inferscope.cli.engine_options import add_cache_options
+from inferscope.cli.engine_options import add_cache_options, add_speculation_options
 from inferscope.cli.status_line import write_status
 from inferscope.engine import EngineOptions
 from inferscope.engine.server import ServeSettings, Supervisor, listen
@@ -101,6 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto (a GPU if there is one), cpu or cuda:N (default: %(default)s)",
     )
+    add_speculation_options(parser.add_argument_group("speculative decoding"))
     add_counters_option(parser.add_argument_group("counters"))
     parser.epilog = """examples:
   inferscope serve builtin
@@ -131,6 +132,8 @@ def run(options: argparse.Namespace) -> int:
             num_blocks=options.num_blocks,
             block_tokens=options.block_tokens,
             prefix_cache=not options.no_prefix_cache,
+            speculative=options.speculative,
+            num_speculative_tokens=options.num_speculative_tokens,
             dtype=options.dtype,
             device=options.device,
             seed=options.seed,

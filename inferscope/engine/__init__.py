@@ -13,7 +13,7 @@ from inferscope.lazy import lazy_names
 if TYPE_CHECKING:
     from inferscope.engine.capacity import pool_blocks
     from inferscope.engine.ceilings import measure_ceilings
-    from inferscope.engine.config import EngineOptions, ModelConfig
+    from inferscope.engine.config import EngineOptions, ModelConfig, Speculation
     from inferscope.engine.core import Engine, Output
     from inferscope.engine.devices import (
         device_name,
@@ -40,6 +40,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "Sampling",
+    "Speculation",
     "StepTime",
     "TextStream",
     "Tokenizer",
@@ -64,7 +65,7 @@ __getattr__ = lazy_names(
     {
         "capacity": ["pool_blocks"],
         "ceilings": ["measure_ceilings"],
-        "config": ["EngineOptions", "ModelConfig"],
+        "config": ["EngineOptions", "ModelConfig", "Speculation"],
         "core": ["Engine", "Output"],
         "devices": [
             "device_name",

@@ -20,7 +20,7 @@ from pathlib import Path
 from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo.link import Ready, Settings
-from inferscope.cli.engine_options import add_cache_options
+from inferscope.cli.engine_options import add_cache_options, add_speculation_options
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw, own_command
 from inferscope.engine import EngineOptions
@@ -69,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--device", default="auto", help="auto, cpu or cuda:N (default: %(default)s)")
     add_cache_options(parser.add_argument_group("KV cache"))
+    add_speculation_options(parser.add_argument_group("speculative decoding"))
     how = parser.add_argument_group("output")
     how.add_argument(
         "--headless", action="store_true", help="write files and a summary, without a screen"
@@ -207,13 +208,15 @@ def engine_options(options: argparse.Namespace) -> EngineOptions:
     """Return the options of the demo's engine.
 
     Raises:
-        BadInput: an option of the KV cache is out of range.
+        BadInput: an option is out of range.
     """
     sized = EngineOptions(
         token_budget=_TOKEN_BUDGET,
         max_running=16,
         block_tokens=options.block_tokens,
         prefix_cache=not options.no_prefix_cache,
+        speculative=options.speculative,
+        num_speculative_tokens=options.num_speculative_tokens,
         device=options.device,
     )
     return replace(sized, num_blocks=_KV_TOKENS // sized.block_tokens)
