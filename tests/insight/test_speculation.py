@@ -9,7 +9,7 @@ import pytest
 from inferscope.fold.fold import Collector
 from inferscope.insight.findings import Finding, RunSummarizer, findings
 from inferscope.probe.probe import digest64
-from inferscope.records import VERIFY, StepSlices
+from inferscope.records import DECODE, VERIFY, StepSlices
 from tests.fold.scripts import Ring, Script
 
 NUM_REQUESTS, NUM_STEPS, PROPOSED = 20, 10, 31
@@ -19,26 +19,40 @@ def took_ms(num_tokens: int) -> float:
     return 1 + 0.01 * num_tokens
 
 
-def verify(core: Ring, step: int, index: int, context: int, accepted: int) -> None:
-    requests, tokens = (array("I", [n]).tobytes() for n in (index, PROPOSED + 1))
+ROWS = {
+    "one row": ([VERIFY], [PROPOSED + 1], [PROPOSED]),
+    "a row of the known token and one of the drafts": (
+        [DECODE, VERIFY],
+        [1, PROPOSED],
+        [0, PROPOSED],
+    ),
+}
+"""Phases, tokens and proposed tokens of a request that verifies, as adapters record them."""
+
+
+def verify(core: Ring, step: int, index: int, context: int, accepted: int, rows: str) -> None:
+    phases, tokens, proposed = ROWS[rows]
+    num = len(phases)
+    indices, counts = array("I", [index] * num).tobytes(), array("I", tokens).tobytes()
+    contexts = [context, context + 1][:num]
     core.tell(
         StepSlices(
             core.now_ns,
             step,
-            digest64(requests, tokens),
-            requests,
-            bytes([VERIFY]),
-            tokens,
-            array("I", [context]).tobytes(),
+            digest64(indices, counts),
+            indices,
+            bytes(phases),
+            counts,
+            array("I", contexts).tobytes(),
             b"",
-            array("H", [PROPOSED + 1]).tobytes(),
-            array("H", [PROPOSED]).tobytes(),
-            array("H", [accepted]).tobytes(),
+            array("H", tokens).tobytes(),
+            array("H", proposed).tobytes(),
+            array("H", [0, accepted][-num:]).tobytes(),
         )
     )
 
 
-def run(accepted: int) -> dict[str, Finding]:
+def run(accepted: int, rows: str) -> dict[str, Finding]:
     """Serve requests one by one; each step verifies drafts and accepts a fixed number."""
     script = Script()
     core = script.ring()
@@ -54,7 +68,7 @@ def run(accepted: int) -> dict[str, Finding]:
             end_ms = at_ms + took_ms(PROPOSED + 1)
             script.at(end_ms)
             core.span(step, at_ms, end_ms)
-            verify(core, step, index, context, accepted)
+            verify(core, step, index, context, accepted, rows)
             core.emitted([index], [accepted + 1])
             step, at_ms, context = step + 1, end_ms, context + accepted + 1
         core.step(step, [(index, 1, context)], start_ms=at_ms, end_ms=at_ms + took_ms(1))
@@ -72,8 +86,9 @@ def run(accepted: int) -> dict[str, Finding]:
     return {finding.id: finding for finding in found.findings}
 
 
-def test_drafts_that_are_never_accepted_cost_what_verifying_costs() -> None:
-    found = run(0)["costly_speculation"]
+@pytest.mark.parametrize("rows", ROWS)
+def test_drafts_that_are_never_accepted_cost_what_verifying_costs(rows: str) -> None:
+    found = run(0, rows)["costly_speculation"]
     told = {number.name: number.value for number in found.evidence}
     assert (told["proposed_tokens"], told["accepted_tokens"]) == (6200, 0)
     assert told["token_time_with_over_without"] == pytest.approx(took_ms(32) / took_ms(1), rel=0.05)
@@ -81,5 +96,6 @@ def test_drafts_that_are_never_accepted_cost_what_verifying_costs() -> None:
     assert found.counterfactual.without_ns == pytest.approx(took_ms(1) * 1e6, rel=0.05)
 
 
-def test_drafts_that_are_accepted_pay() -> None:
-    assert "costly_speculation" not in run(1)
+@pytest.mark.parametrize("rows", ROWS)
+def test_drafts_that_are_accepted_pay(rows: str) -> None:
+    assert "costly_speculation" not in run(1, rows)

@@ -65,6 +65,10 @@ def _plain_ratio(step: FinalStep, used: Components) -> float:
     table = StepTable.of_steps([(used.table, used.at)])
     modelled_ns = used.model.steps_ns(table).item()
     is_kept = step.phases <= VERIFY
+    # vLLM and the reference engine verify in a row after that of the request's known token.
+    for row in (step.phases == VERIFY).nonzero()[0].tolist():
+        if row and step.request_ids[row - 1] == step.request_ids[row]:
+            is_kept[row] = False
     if modelled_ns <= 0 or not is_kept.any():
         return 0.0
     is_prefill = step.phases[is_kept] == PREFILL
