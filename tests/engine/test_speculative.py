@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,10 @@ from inferscope.engine.kv import ROOT, BlockPool
 from inferscope.engine.request import Request
 from inferscope.engine.speculative import NgramIndex, verified
 from inferscope.errors import BadInput
+from inferscope.exporting import load_exporter
+from inferscope.insight.findings import RunSummarizer, findings
+from inferscope.probe import Probe
+from inferscope.readers import RingSource
 from inferscope.records import DECODE, DRAFT, RECOMPUTED, VERIFY
 from tests.engine.checkpoints import Checkpoint, prompts
 from tests.engine.steps import commit, make_request, make_scheduler
@@ -26,6 +33,7 @@ from tests.engine.test_correctness import (
     expected_outputs,
     serve,
 )
+from tests.export_contract import check
 
 Build = Callable[..., Engine]
 METHODS = ("ngram",)
@@ -263,3 +271,49 @@ def test_proposal_follows_the_latest_occurrence_of_the_last_tokens(
 def test_impossible_speculation_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         EngineOptions(**options)
+
+
+class Run:
+    """Folded records of an engine that ran to its end."""
+
+    def __init__(self, rings: Path) -> None:
+        lines = io.BytesIO()
+        exporter = load_exporter("jsonl")(lines)
+        watch = RunSummarizer()
+        source = RingSource(
+            lambda: rings.glob("*/*.ring"), name="", sinks=(watch, exporter), listen=watch.on_record
+        )
+        while not source.has_ended:
+            source.advance()
+        (view,) = source.collector.engines.values()
+        self.finals = list(view.lives.finished)
+        exporter.close(source.collector.devices(), source.collector.totals())
+        self.contract = check(map(json.loads, lines.getvalue().splitlines()))
+        (found,) = findings(watch)
+        self.findings = {finding.id: finding for finding in found.findings or ()}
+        source.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_random_prompts_that_defeat_drafts_are_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    options = EngineOptions(
+        dtype="float32", max_running=16, speculative=method, num_speculative_tokens=8
+    )
+    engine = load_engine("random:tiny", options, open_probe=Probe.open)
+    draw = random.Random(0)
+    given = [[draw.randrange(512) for _ in range(300)] for _ in range(24)]
+    engine.generate(given, Sampling(max_tokens=60, temperature=1.0))
+    engine.close()
+    engine.probe.close()
+    run = Run(tmp_path)
+    assert run.contract.breaches == []
+    assert run.contract.num_requests == 24
+    for final in run.finals:
+        assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+    evidence = {number.name: number.value for number in run.findings["costly_speculation"].evidence}
+    assert evidence["proposed_tokens"] > 1000
+    assert evidence["accepted_tokens"] < 0.02 * evidence["proposed_tokens"]
+    assert evidence["token_time_with_over_without"] > 1.05
