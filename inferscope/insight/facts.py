@@ -177,6 +177,10 @@ class Facts:
     """Steps that `residual` covers."""
     saved_ns: int | None = None
     """Modelled compute time of its cached prompt tokens; None where it is not known."""
+    rejected_tokens: int = 0
+    """Draft tokens that were verified for it and rejected."""
+    rejected_ns: int = 0
+    """Part of its decode spent on them."""
     is_synthetic: bool = False
     """Whether the records are marked as synthetic."""
     is_counted: bool = True

@@ -101,7 +101,11 @@ def _decode_own(ns: int, facts: Facts) -> str:
     own = facts.decode
     if not own.num_steps:
         return ""
-    return f"{many(own.num_steps, 'step')} at {duration(ns / own.num_steps)} each"
+    steps = f"{many(own.num_steps, 'step')} at {duration(ns / own.num_steps)} each"
+    if not facts.rejected_tokens:
+        return steps
+    rejected = many(facts.rejected_tokens, "draft token")
+    return f"{steps}; {duration(facts.rejected_ns)} of its decode verified {rejected} in vain"
 
 
 def _decode_co_batched(ns: int, facts: Facts) -> str:

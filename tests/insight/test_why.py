@@ -16,11 +16,12 @@ from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.prompt_parts import PromptPart
 from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.fold.snapshots import RequestRow
-from inferscope.insight.facts import Facts, Waiting
+from inferscope.insight.facts import Computing, Facts, Waiting
 from inferscope.insight.request_observer import RequestObserver
 from inferscope.readers.request_index import requests_in_recording
 from inferscope.readers.source import RecordingSource
 from inferscope.records import CAUSES, Record
+from inferscope.text.evidence import sentence
 from inferscope.text.explanation import NS_PER_TENTH_MS, why
 from inferscope.text.labels import CAUSE_MEANINGS
 from inferscope.text.plots import share
@@ -274,6 +275,16 @@ def test_any_ledger_is_explained_and_closed(
     text = report_lines(report, width=width)
     for row in report.rows:
         assert row.cause in text
+
+
+def test_rejected_drafts_are_part_of_the_evidence_of_decode() -> None:
+    known = made({"decode_own": 90_000_000}, 0, is_over=True, joined_late=False)
+    known = replace(known, decode=Computing(num_steps=30))
+    assert sentence("decode_own", 90_000_000, known).endswith(": 30 steps at 3.0 ms each")
+    rejecting = replace(known, rejected_tokens=45, rejected_ns=20_000_000)
+    assert sentence("decode_own", 90_000_000, rejecting).endswith(
+        ": 30 steps at 3.0 ms each; 20.0 ms of its decode verified 45 draft tokens in vain"
+    )
 
 
 def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
