@@ -1,4 +1,4 @@
-"""Options of the reference engine shared by `serve` and `demo`."""
+"""Options of the reference engine: the same for `serve`, `demo` and the sides of a comparison."""
 
 from __future__ import annotations
 
@@ -8,27 +8,95 @@ from typing import get_args
 from inferscope.engine import EngineOptions, Speculation
 
 
-def add_cache_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the KV cache."""
+def add_engine_options(
+    group: argparse._ArgumentGroup, defaults: EngineOptions, *, pool: str = "from model and memory"
+) -> None:
+    """Add the engine's options. The seed is not one of them: `serve` and `demo` differ in it.
+
+    Args:
+        group: receiver of the options.
+        defaults: the command's own defaults.
+        pool: origin of the number of KV blocks if it is not given.
+    """
+    for name, default, text in (
+        ("max-running", defaults.max_running, "maximum requests that hold KV blocks at once"),
+        ("token-budget", defaults.token_budget, "maximum tokens per step"),
+        ("max-waiting", defaults.max_waiting, "maximum queued requests; further ones get 429"),
+        ("threads", defaults.num_threads, "CPU threads per operator"),
+    ):
+        text += " (default: %(default)s)"
+        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     group.add_argument(
-        "--block-tokens", type=int, default=EngineOptions().block_tokens, metavar="N",
+        "--num-blocks",
+        type=int,
+        metavar="N",
+        help=f"number of KV blocks (default: {pool})",
+    )
+    group.add_argument(
+        "--block-tokens",
+        type=int,
+        default=defaults.block_tokens,
+        metavar="N",
         help="tokens per KV block, 1 to 1024 (default: %(default)s)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--no-prefix-cache", action="store_true",
-        help="compute every prompt in full, without reuse of shared prefixes",
-    )  # fmt: skip
-
-
-def add_speculation_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of speculative decoding."""
-    defaults = EngineOptions()
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.prefix_cache,
+        help="keep the blocks of finished requests for prompts with the same prefix"
+        f" (default: {'on' if defaults.prefix_cache else 'off'})",
+    )
     group.add_argument(
-        "--speculative", choices=get_args(Speculation),
+        "--speculative",
+        choices=get_args(Speculation),
         help="propose tokens and verify them in one step: ngram copies what followed the same "
         "tokens earlier in the request (default: generate one by one)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--num-speculative-tokens", type=int, default=defaults.num_speculative_tokens, metavar="N",
+        "--num-speculative-tokens",
+        type=int,
+        default=defaults.num_speculative_tokens,
+        metavar="N",
         help="maximum proposed tokens per request and step (default: %(default)s)",
-    )  # fmt: skip
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="maximum tokens of prompt and output (default: the model's)",
+    )
+    group.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)"
+    )
+    group.add_argument(
+        "--device",
+        default="auto",
+        help="auto (a GPU if there is one), cpu or cuda:N (default: %(default)s)",
+    )
+
+
+def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.seed) -> EngineOptions:
+    """Return the engine's options that were given.
+
+    Args:
+        options: parsed options of the command.
+        seed: seed of random weights, and of requests without a seed.
+
+    Raises:
+        BadInput: an option is out of range.
+    """
+    return EngineOptions(
+        token_budget=options.token_budget,
+        max_running=options.max_running,
+        max_waiting=options.max_waiting,
+        num_blocks=options.num_blocks,
+        block_tokens=options.block_tokens,
+        prefix_cache=options.prefix_cache,
+        speculative=options.speculative,
+        num_speculative_tokens=options.num_speculative_tokens,
+        dtype=options.dtype,
+        device=options.device,
+        seed=seed,
+        max_model_tokens=options.max_model_len,
+        num_threads=options.threads,
+    )

@@ -12,7 +12,7 @@ import importlib.util
 
 from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.counters import add_counters_option, start_sampler
-from inferscope.cli.engine_options import add_cache_options, add_speculation_options
+from inferscope.cli.engine_options import add_engine_options, engine_options
 from inferscope.cli.status_line import write_status
 from inferscope.engine import EngineOptions
 from inferscope.engine.server import ServeSettings, Supervisor, listen
@@ -68,40 +68,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="maximum client connections per API server (default: %(default)s)",
     )  # fmt: skip
     engine = parser.add_argument_group("engine")
-    for name, default, text in (
-        ("max-running", defaults.max_running, "maximum requests that hold KV blocks at once"),
-        ("token-budget", defaults.token_budget, "maximum tokens per step"),
-        ("max-waiting", defaults.max_waiting, "maximum queued requests; further ones get 429"),
-        ("seed", defaults.seed, "seed of random weights and of requests without a seed"),
-        ("threads", defaults.num_threads, "CPU threads per operator"),
-    ):
-        text += " (default: %(default)s)"
-        engine.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+    add_engine_options(engine, defaults)
     engine.add_argument(
-        "--num-blocks",
-        type=int,
-        metavar="N",
-        help="number of KV blocks (default: from model and memory)",
-    )
-    add_cache_options(engine)
-    engine.add_argument(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="maximum tokens of prompt and output (default: the model's)",
-    )
-    engine.add_argument(
-        "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)"
-    )
+        "--seed", type=int, default=defaults.seed, metavar="N",
+        help="seed of random weights and of requests without a seed (default: %(default)s)",
+    )  # fmt: skip
     engine.add_argument(
         "--worker", action="store_true", help="run the model in a process of its own"
     )
-    engine.add_argument(
-        "--device",
-        default="auto",
-        help="auto (a GPU if there is one), cpu or cuda:N (default: %(default)s)",
-    )
-    add_speculation_options(parser.add_argument_group("speculative decoding"))
     add_counters_option(parser.add_argument_group("counters"))
     parser.epilog = """examples:
   inferscope serve builtin
@@ -125,21 +99,7 @@ def run(options: argparse.Namespace) -> int:
         client_timeout_s=options.client_timeout,
         max_connections=options.max_connections,
         in_worker=options.worker,
-        options=EngineOptions(
-            token_budget=options.token_budget,
-            max_running=options.max_running,
-            max_waiting=options.max_waiting,
-            num_blocks=options.num_blocks,
-            block_tokens=options.block_tokens,
-            prefix_cache=not options.no_prefix_cache,
-            speculative=options.speculative,
-            num_speculative_tokens=options.num_speculative_tokens,
-            dtype=options.dtype,
-            device=options.device,
-            seed=options.seed,
-            max_model_tokens=options.max_model_len,
-            num_threads=options.threads,
-        ),
+        options=engine_options(options, seed=options.seed),
     )
     name = engine_id()  # before the children start: they inherit it
     listening = listen(options.host, options.port)

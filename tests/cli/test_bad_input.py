@@ -101,10 +101,10 @@ def test_a_block_out_of_range_is_refused(tmp_path: Path, num: int) -> None:
 def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
     parser = argparse.ArgumentParser()
     demo_command.configure(parser)
-    usual = demo_command.engine_options(parser.parse_args([]))
+    usual = demo_command.demo_engine(parser.parse_args([]))
     assert (usual.block_tokens, usual.num_blocks, usual.prefix_cache) == (16, 160, True)
     given = parser.parse_args(["--block-tokens", "8", "--no-prefix-cache"])
-    asked = demo_command.engine_options(given)
+    asked = demo_command.demo_engine(given)
     assert (asked.block_tokens, asked.num_blocks, asked.prefix_cache) == (8, 320, False)
 
 

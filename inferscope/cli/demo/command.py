@@ -20,7 +20,7 @@ from pathlib import Path
 from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo.link import Ready, Settings
-from inferscope.cli.engine_options import add_cache_options, add_speculation_options
+from inferscope.cli.engine_options import add_engine_options, engine_options
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw, own_command
 from inferscope.engine import EngineOptions
@@ -41,8 +41,9 @@ _PROGRESS_S = 5.0
 _INTERRUPTED = 130
 _KV_TOKENS = 2560
 """Size of the KV cache in tokens: small enough that a burst causes queueing and preemption."""
-_TOKEN_BUDGET = 64
-"""Tokens per step: a prefill chunk makes a step several times longer than decodes alone."""
+_ENGINE = EngineOptions(token_budget=64, max_running=16)
+"""Defaults of the engine: with this token budget a prefill chunk makes a step several times longer
+than decodes alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="builtin",
         help="builtin, random:SHAPE or a checkpoint folder (default: %(default)s)",
     )
-    load.add_argument("--device", default="auto", help="auto, cpu or cuda:N (default: %(default)s)")
-    add_cache_options(parser.add_argument_group("KV cache"))
-    add_speculation_options(parser.add_argument_group("speculative decoding"))
+    add_engine_options(
+        parser.add_argument_group("engine"), _ENGINE, pool=f"room for {_KV_TOKENS} tokens"
+    )
     how = parser.add_argument_group("output")
     how.add_argument(
         "--headless", action="store_true", help="write files and a summary, without a screen"
@@ -106,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         duration_s=duration_s,
         load=options.load,
         rate_s=options.rate,
-        options=engine_options(options),
+        options=demo_engine(options),
         client_times=str(options.out / "client.jsonl") if is_headless else None,
         reports_stages=True,
     )
@@ -204,28 +205,22 @@ def _title(ready: Ready) -> str:
     return f"demo, about {ready.rate_s:.1f} requests/s"
 
 
-def engine_options(options: argparse.Namespace) -> EngineOptions:
+def demo_engine(options: argparse.Namespace) -> EngineOptions:
     """Return the options of the demo's engine.
 
     Raises:
-        BadInput: an option is out of range.
+        BadInput: an option of the engine is out of range.
     """
-    sized = EngineOptions(
-        token_budget=_TOKEN_BUDGET,
-        max_running=16,
-        block_tokens=options.block_tokens,
-        prefix_cache=not options.no_prefix_cache,
-        speculative=options.speculative,
-        num_speculative_tokens=options.num_speculative_tokens,
-        device=options.device,
-    )
-    return replace(sized, num_blocks=_KV_TOKENS // sized.block_tokens)
+    engine = engine_options(options)
+    if engine.num_blocks is not None:
+        return engine
+    return replace(engine, num_blocks=_KV_TOKENS // engine.block_tokens)
 
 
 def _check(options: argparse.Namespace) -> None:
     if options.load > 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
-    engine_options(options)
+    demo_engine(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
