@@ -74,7 +74,7 @@ _C = {cause: column for column, cause in enumerate(CAUSES)}
 _NUM = len(CAUSES)
 _OUTPUT, _PAUSED, _LOST = _C["output"], _C["paused"], _C["engine_lost"]
 _SLOWDOWN, _COLD_START = _C["slowdown"], _C["cold_start"]
-_RANK_WAIT, _RECOMPUTE = _C["rank_wait"], _C["recompute"]
+_RANK_WAIT, _RECOMPUTE, _DRAFT = _C["rank_wait"], _C["recompute"], _C["draft"]
 _PREFILL_OWN, _DECODE_OWN = _C["prefill_own"], _C["decode_own"]
 """Columns of own work; the next two columns of each are co-batched and interference."""
 _BY_QUEUE, _BY_GAP, _BY_ARRIVAL, _BY_HELD, _BY_STEP = range(_NUM, _NUM + 5)
@@ -158,6 +158,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """Data-parallel rank of the replica that executed it."""
     planned_ns: int = NEVER_NS
     """Time when its members were chosen; its start if unknown."""
+    is_draft: bool = False
+    """Whether a draft model computed it: a member's own time is `draft`."""
 
     def __post_init__(self) -> None:
         """Limit the time of the plan to the step's start."""
@@ -810,8 +812,8 @@ class _Members:
         is_decode: [members].
         own_ns: [members].
         step_of: [members].
-        of_steps: [6, steps], both classes, explained time, excess, rank wait, and the excess's
-            cause.
+        of_steps: [7, steps], both classes, explained time, excess, rank wait, and the causes of
+            the excess and of a decode's own time.
         whole_ns: [steps].
     """
 
@@ -847,11 +849,12 @@ class _Members:
         self.of_steps: Ints = np.array(
             [
                 (d.decode_class_ns, d.prefill_class_ns, d.explained_ns, d.excess_ns - s.wait_ns,
-                 s.wait_ns, _COLD_START if s.is_cold else _SLOWDOWN)
+                 s.wait_ns, _COLD_START if s.is_cold else _SLOWDOWN,
+                 _DRAFT if s.is_draft else _DECODE_OWN)
                 for s in self._steps for d in (s.delay,)
             ],
             dtype=np.int64,
-        ).reshape(-1, 6).T.copy()  # fmt: skip
+        ).reshape(-1, 7).T.copy()  # fmt: skip
         self.whole_ns: Ints = self.of_steps[2:5].sum(axis=0)
 
     def book(self, booked: Ints, cell: Ints, member: Ints, took_ns: Ints) -> None:
@@ -866,11 +869,12 @@ class _Members:
         if not len(member):
             return
         of_steps = self.of_steps.take(self.step_of[member], axis=1)
-        decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess = of_steps
+        decode_ns, prefill_ns, explained_ns, excess_ns, wait_ns, excess, decode_own = of_steps
         is_prefill, own_ns = self.is_prefill[member], self.own_ns[member]
         class_ns = np.where(is_prefill, prefill_ns, decode_ns)
         own = np.where(is_prefill, _PREFILL_OWN, _DECODE_OWN)
-        columns: list[Ints | int] = [own, own + 1, own + 2, excess, _RANK_WAIT]
+        own_cause = np.where(is_prefill, _PREFILL_OWN, decode_own)
+        columns: list[Ints | int] = [own_cause, own + 1, own + 2, excess, _RANK_WAIT]
         parts = [own_ns, class_ns - own_ns, explained_ns - class_ns, excess_ns, wait_ns]
         delays = [step.delay for step in self._steps]
         if any(delay.recompute_ns is not None for delay in delays):

@@ -176,13 +176,16 @@ class RequestLifecycle:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def open_step(self, run: Execution, split: SplitStep, planned_ns: int) -> None:
+    def open_step(
+        self, run: Execution, split: SplitStep, planned_ns: int, *, is_draft: bool
+    ) -> None:
         """Begin a step; the time before it is a host gap or idle time.
 
         Args:
             run: execution of the step.
             split: division of its time.
             planned_ns: time at which its members were chosen.
+            is_draft: whether a draft model computed it.
         """
         ledger = self.table.ledger
         start_ns = run.start_ns
@@ -196,6 +199,7 @@ class RequestLifecycle:
                 run.wait_ns,
                 split.grip,
                 split.weights,
+                is_draft=is_draft,
                 dp_rank=self._rings[run.ranks[0].ring].dp_rank,
                 planned_ns=planned_ns,
             )

@@ -18,6 +18,7 @@ from inferscope.fold.request_lifecycle import RequestLifecycle
 from inferscope.fold.rows import NO_ROWS, Columns
 from inferscope.fold.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.fold.windows import SECOND_NS
+from inferscope.records import DRAFT
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -62,7 +63,10 @@ class StepBooker:
             decode_ns = span.measured_ns - prefill_ns - padding_ns - unattributed_ns
             parts_ns = (prefill_ns, decode_ns, padding_ns, unattributed_ns)
             rank.book(span.start_ns, span.end_ns, parts_ns)
-        self._lives.open_step(step.run, split, step.planned_ns)
+        phases = step.slices.phases
+        self._lives.open_step(
+            step.run, split, step.planned_ns, is_draft=phases == _DRAFTS * len(phases)
+        )
 
     def book(self, steps: Sequence[Joined], columns: Columns) -> None:
         """Add split steps to requests, windows and digest, and set their prefill times.
@@ -333,6 +337,7 @@ def _of_all_ranks(splits: Sequence[SplitStep], columns: Columns) -> tuple[Ints, 
 
 
 _NO_BYTES: Bytes = np.zeros(0, dtype=np.uint8)
+_DRAFTS = bytes((DRAFT,))
 _NO_ROWS = _Rows((), _NO_BYTES, NO_ROWS, NO_ROWS, _NO_BYTES)
 _PREFILL_FLOPS = 4
 """Column of `Moved` with the prefill's FLOPs."""

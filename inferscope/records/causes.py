@@ -133,7 +133,6 @@ CAUSE_ROWS: tuple[Cause, ...] = (
         "Propose fewer tokens, or use a smaller draft.",
         phase="decode",
         is_own=True,
-        is_reserved=True,
     ),
     Cause(
         "rank_wait",

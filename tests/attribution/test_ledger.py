@@ -459,6 +459,18 @@ def test_the_wait_for_the_slowest_rank_is_its_own_steps(two_running: tuple[Ledge
     assert (booked["cold_start"], booked["rank_wait"], booked["slowdown"]) == (300, 200, 50)
 
 
+def test_a_draft_models_step_is_draft_for_its_own_part_and_others_for_the_rest(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.step(Step(team, plain(60, 2), 0, 60, is_draft=True))
+    ledger.step(Step(team, plain(100, 2), 60, 160))
+    ledger.fold(None)
+    for slot in (1, 2):
+        booked = ledger_of(ledger, slot)
+        assert (booked["draft"], booked["decode_own"], booked["decode_co_batched"]) == (30, 50, 80)
+
+
 def test_of_two_steps_that_overlap_the_earlier_has_its_members_first(
     two_running: tuple[Ledger, Ints],
 ) -> None:
