@@ -50,7 +50,7 @@ def add_engine_options(
         "--speculative",
         choices=get_args(Speculation),
         help="propose tokens and verify them in one step: ngram copies what followed the same "
-        "tokens earlier in the request (default: generate one by one)",
+        "tokens earlier in the request, draft runs a small model (default: generate one by one)",
     )
     group.add_argument(
         "--num-speculative-tokens",
@@ -58,6 +58,12 @@ def add_engine_options(
         default=defaults.num_speculative_tokens,
         metavar="N",
         help="maximum proposed tokens per request and step (default: %(default)s)",
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="model of --speculative draft, with the tokenizer of the served one (default: that of "
+        "the built-in model)",
     )
     group.add_argument(
         "--max-model-len",
@@ -94,6 +100,7 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         prefix_cache=options.prefix_cache,
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
+        draft_model=options.draft_model,
         dtype=options.dtype,
         device=options.device,
         seed=seed,

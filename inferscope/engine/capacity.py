@@ -115,7 +115,7 @@ def _blocks_for(num_tokens: int, options: EngineOptions) -> int:
 
 
 def _block_bytes(model: Model | Outline, options: EngineOptions) -> int:
-    return options.block_tokens * model.config.kv_token_bytes(model.dtype.itemsize)
+    return options.block_tokens * model.kv_token_bytes
 
 
 def _amount(num_bytes: int) -> str:

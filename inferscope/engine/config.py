@@ -18,7 +18,7 @@ from inferscope.errors import BadInput
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Speculation: TypeAlias = Literal["ngram"]
+Speculation: TypeAlias = Literal["ngram", "draft"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
@@ -117,8 +117,9 @@ class EngineOptions:
             within the available memory (`capacity.py`).
         prefix_cache: Whether blocks of finished requests are kept for prompts with the same prefix.
         speculative: How tokens are proposed for verification; None generates one by one. "ngram"
-            looks up the tokens that followed the same n-gram in the request.
+            looks up the tokens that followed the same n-gram in the request, "draft" runs a model.
         num_speculative_tokens: Maximum proposed tokens per request and step.
+        draft_model: Name of the model that proposes tokens; None takes the built-in model's own.
         dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's.
         device: Name of a torch device; "auto" takes the first GPU, else the CPU.
         seed: Seed of random weights, and of sampled requests without their own seed.
@@ -136,6 +137,7 @@ class EngineOptions:
     prefix_cache: bool = True
     speculative: Speculation | None = None
     num_speculative_tokens: int = 4
+    draft_model: str | None = None
     dtype: DtypeName | Literal["auto"] = "auto"
     device: str = "cpu"
     seed: int = 0
@@ -163,6 +165,11 @@ class EngineOptions:
             raise BadInput(f"dtype {self.dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
 
     def _check_speculation(self) -> None:
+        if self.draft_model is not None and self.speculative != "draft":
+            raise BadInput(
+                f"draft_model is {self.draft_model!r}, and speculative is {self.speculative}. "
+                'Set it to "draft", or leave the draft model out.'
+            )
         if self.speculative is None:
             return
         if self.speculative not in get_args(Speculation):

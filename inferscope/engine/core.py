@@ -37,8 +37,8 @@ from inferscope.engine.request import (
 )
 from inferscope.engine.runner import Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
-from inferscope.engine.segments import StepColumns, step_columns
-from inferscope.engine.speculative import NgramIndex
+from inferscope.engine.segments import StepColumns, draft_columns, step_columns
+from inferscope.engine.speculative import UNKNOWN, NgramIndex
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import InferScopeError
 from inferscope.probe import Deferred, Probe
@@ -116,7 +116,8 @@ class Engine:
             runner = Runner.of(model, options, num_blocks=num_blocks)
         self._runner = runner
         self._requests: dict[str, Request] = {}
-        self._step = 0
+        self._has_draft_model = options.speculative == "draft"
+        self._step = int(self._has_draft_model)
         self._num_failed = 0
         self._totals = EngineStats()
         self._ids = itertools.count()
@@ -273,7 +274,7 @@ class Engine:
                 raise
             except Exception as error:
                 outputs += self._fail(plan, error)
-            self._step += 1
+            self._step += 1 + self._has_draft_model
         if not (
             self._runner.is_asynchronous and self.has_work
         ):  # else flushed after the next launch
@@ -394,6 +395,8 @@ class Engine:
             preempted=[request.index for request in plan.preempted],
             binding=plan.binding,
         )
+        if self._has_draft_model and probe.on:
+            self._record_columns(step - 1, draft_columns(plan.slices))
 
     def _record_slices(self, step: int, plan: Plan) -> None:
         if self.probe.on:
@@ -457,10 +460,12 @@ class Engine:
 
     def _propose(self, request: Request) -> None:
         """Set a request's draft, which ends one token before its output does."""
+        num_left = request.max_tokens - request.num_output - 1
+        num = min(self.options.num_speculative_tokens, num_left)
         if request.ngrams is not None:
-            num_left = request.max_tokens - request.num_output - 1
-            num = min(self.options.num_speculative_tokens, num_left)
             request.draft = request.ngrams.propose(request.tokens, num)
+        elif self._has_draft_model:
+            request.draft = [UNKNOWN] * num  # until the plan has given them blocks
 
     def _fail(self, plan: Plan, error: Exception) -> list[Output]:
         """End the requests of a failed step; the other requests continue.

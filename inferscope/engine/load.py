@@ -14,9 +14,10 @@ from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint
 from inferscope.engine.core import Engine
 from inferscope.engine.devices import device_name, device_uuid, find_device
 from inferscope.engine.model import Model, Outline, build_model
-from inferscope.engine.model_names import BUILTIN, model_folder
+from inferscope.engine.model_names import BUILTIN, BUILTIN_DRAFT, model_folder
 from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
+from inferscope.errors import BadInput
 from inferscope.probe import EngineInfo, Probe, Shape
 
 
@@ -55,7 +56,33 @@ def load_model(model: str, options: EngineOptions) -> Model:
     """Load or draw a model's weights on the device and in the dtype of the options.
 
     The built-in model defaults to float32 on a CPU, where that is fastest.
+
+    Raises:
+        BadInput: the model or its draft model cannot be loaded, or the two do not fit each other.
     """
+    target = _load_one(model, options)
+    if options.speculative != "draft":
+        return target
+    name = options.draft_model
+    if name is None:
+        if model != BUILTIN:
+            raise BadInput(f"{model} has no draft model of its own. Name one with --draft-model.")
+        name = BUILTIN_DRAFT
+    draft = _load_one(name, options)
+    if draft.config.vocab != target.config.vocab:
+        raise BadInput(
+            f"the draft model {name} has a vocabulary of {draft.config.vocab} tokens, and {model} "
+            f"one of {target.config.vocab}. Name a draft model with the same tokenizer."
+        )
+    if draft.num_positions < target.num_positions:
+        raise BadInput(
+            f"the draft model {name} has {draft.num_positions} positions, and {model} would use "
+            f"{target.num_positions}. Give a --max-model-len of at most {draft.num_positions}."
+        )
+    return replace(target, draft=draft)
+
+
+def _load_one(model: str, options: EngineOptions) -> Model:
     device = find_device(options.device)
     if model.startswith(shapes.PREFIX):
         config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
@@ -64,7 +91,11 @@ def load_model(model: str, options: EngineOptions) -> Model:
     else:
         folder = model_folder(model)
         config = read_checkpoint_config(folder)
-        usual = "float32" if model == BUILTIN and device.type == "cpu" else config.dtype
+        usual = (
+            "float32"
+            if model in (BUILTIN, BUILTIN_DRAFT) and device.type == "cpu"
+            else config.dtype
+        )
         dtype = DTYPES[usual if options.dtype == "auto" else options.dtype]
         weights = load_weights(folder, config, dtype=dtype, device=device)
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)

@@ -30,12 +30,14 @@ class Outline:
 
     Attributes:
         num_positions: Maximum prompt plus output tokens.
+        kv_token_bytes: Bytes of a token's keys and values, a draft model's included.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     num_positions: int
+    kv_token_bytes: int
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class Model:
         signed_sin: [positions, 1, head_dim], the first half negated, so that a rotation is
             `x * cos + roll(x, head_dim / 2) * signed_sin`: three kernels where the textbook's
             `cat(-x2, x1)` takes six.
+        draft: Model that proposes tokens for this one to verify; None without.
     """
 
     config: ModelConfig
     weights: ModelWeights
     cos: Tensor
     signed_sin: Tensor
+    draft: Model | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,9 +74,10 @@ class Model:
         return len(self.cos)
 
     @property
-    def outline(self) -> Outline:
-        """Properties of the model without its weights."""
-        return Outline(self.config, self.dtype, self.device, self.num_positions)
+    def kv_token_bytes(self) -> int:
+        """Bytes of a token's keys and values, a draft model's included."""
+        own_bytes = self.config.kv_token_bytes(self.dtype.itemsize)
+        return own_bytes + (0 if self.draft is None else self.draft.kv_token_bytes)
 
 
 def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:

@@ -50,6 +50,7 @@ class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
     dtype: DtypeName
     device: str
     num_positions: int
+    kv_token_bytes: int
     num_blocks: int
 
 
@@ -141,6 +142,7 @@ class RemoteRunner:
             DTYPES[message.dtype],
             torch.device(message.device),
             message.num_positions,
+            message.kv_token_bytes,
         )
 
     @property

@@ -169,6 +169,12 @@ class Request:
         """Number of known and proposed tokens that are not computed."""
         return len(self.tokens) + len(self.draft) - self.computed
 
+    def token_at(self, position: int) -> int:
+        """Return a known or proposed token."""
+        tokens = self.tokens
+        beyond = position - len(tokens)
+        return tokens[position] if beyond < 0 else self.draft[beyond]
+
     @property
     def num_output(self) -> int:
         """Number of tokens generated so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from inferscope.engine.attention import PagedAttention, RaggedBatch
 from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions
+from inferscope.engine.draft_model import DraftModel
 from inferscope.engine.model import Model, forward
 from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
@@ -89,6 +90,12 @@ class Runner:
         """Return the runner for an engine's options."""
         width = options.block_tokens
         longest = max_model_tokens(model, options, num_blocks)
+        draft = None
+        if model.draft is not None:
+            # The draft model also reads each request's last token but one.
+            budget = options.token_budget + options.max_running
+            draft_options = replace(options, token_budget=budget)
+            draft = DraftModel(cls.of(model.draft, draft_options, num_blocks=num_blocks))
         attention = PagedAttention(
             model.config,
             num_blocks=num_blocks,
@@ -103,6 +110,7 @@ class Runner:
             max_running=options.max_running,
             max_blocks=-(-longest // width),
             block_tokens=width,
+            draft=draft,
         )
 
     def __init__(
@@ -114,7 +122,9 @@ class Runner:
         max_running: int,
         max_blocks: int,
         block_tokens: int,
+        draft: DraftModel | None = None,
     ) -> None:
+        self._draft = draft
         self._model = model
         self._attention = attention
         self._block_tokens = block_tokens
@@ -134,8 +144,10 @@ class Runner:
             self._on = torch.cuda.device(model.device)
 
     def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step, timed by the probe."""
+        """Run a step, timed by the probe; that of a draft model has the number before it."""
         with self._on:
+            if self._draft is not None:
+                self._draft.propose(step - 1, plan, probe)
             batch = self.prepare(plan)
             probe.start(step, mode="eager", cold=batch.is_cold)
             tokens = self.execute(batch)
@@ -222,7 +234,7 @@ class Runner:
         requests: list[Request] = []
         positions: list[int] = []
         for part in batch.sampled:
-            num_known = len(part.request.tokens)
+            num_known = part.context + part.num_tokens - part.num_drafts
             requests += [part.request] * (1 + part.num_drafts)
             positions += range(num_known, num_known + 1 + part.num_drafts)
         return choose_tokens(logits, requests, positions)
@@ -251,7 +263,7 @@ class Runner:
 
 
 def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
-    ids = [part.request.tokens[part.context] for part in slices[:num_singles]]
+    ids = [part.request.token_at(part.context) for part in slices[:num_singles]]
     for part in slices[num_singles:]:
         ids += part.request.tokens[part.context : part.context + part.num_tokens]
         ids += part.request.draft[: part.num_drafts]

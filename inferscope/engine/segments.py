@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from inferscope.engine.scheduler import Slice
+from inferscope.engine.speculative import draft_start
 from inferscope.probe import column, digest64, split_phases
-from inferscope.records import DECODE, VERIFY
+from inferscope.records import DECODE, DRAFT, VERIFY
 
 
 class StepColumns(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +54,24 @@ def step_columns(slices: Sequence[Slice]) -> StepColumns:
     digest = None if len(rows) == len(slices) else _digest(slices)
     return StepColumns(
         requests, phases, tokens, contexts, flags, sampled, proposed, accepted, digest
+    )
+
+
+def draft_columns(slices: Sequence[Slice]) -> StepColumns:
+    """Return the rows of the draft model's step before a step with these slices."""
+    nums, starts = [], []
+    for part in slices:
+        start, end = draft_start(part), part.context + part.num_tokens - part.num_drafts
+        starts.append(start)
+        # The last proposed token is not read.
+        nums.append(end - start + max(0, part.num_drafts - 1))
+    return StepColumns(
+        requests=tuple(part.request.index for part in slices),
+        phases=(DRAFT,) * len(slices),
+        tokens=tuple(nums),
+        contexts=tuple(starts),
+        flags=(0,) * len(slices),
+        sampled=tuple(part.num_drafts for part in slices),
     )
 
 

@@ -13,9 +13,26 @@ Sampling by rejection would accept more drafts of a sampled request, but change 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferscope.engine.scheduler import Slice
 
 _NGRAM_SIZES = (2, 1)
 """Lengths of the n-grams, best first."""
+
+
+UNKNOWN = -1
+"""Draft token in a plan whose draft model has not run yet."""
+
+
+def draft_start(part: Slice) -> int:
+    """Return the first position that the draft model reads for a slice of the target.
+
+    It has not read the last token that it proposed, so where that token was accepted it is read
+    with the next one.
+    """
+    return part.context - (part.context >= part.request.num_prompt)
 
 
 def verified(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:

@@ -34,6 +34,7 @@ from inferscope.engine.remote import (
 from inferscope.engine.request import Request
 from inferscope.engine.runner import Runner
 from inferscope.engine.scheduler import Plan, Slice
+from inferscope.engine.segments import draft_columns
 from inferscope.engine.weights import dtype_name
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
@@ -43,8 +44,9 @@ from inferscope.records import RequestIndex
 class Worker:
     """Executor of step work on a mirror of the admitted requests."""
 
-    def __init__(self, runner: Runner, probe: Probe) -> None:
+    def __init__(self, runner: Runner, probe: Probe, *, has_draft_model: bool = False) -> None:
         self._runner = runner
+        self._has_draft_model = has_draft_model
         self._probe = probe
         self._by_sequence_slot: dict[int, Request] = {}
         self._prefill_end: dict[int, int] = {}
@@ -70,6 +72,11 @@ class Worker:
                 prefill_tokens=sum(map(self._prefill_tokens, slices)),
             )
 
+        if self._has_draft_model:  # signed ahead: the step's start writes the span before it
+            draft = draft_columns(slices)
+            self._probe.sign(
+                work.step - 1, requests=draft.requests, tokens=draft.tokens, prefill_tokens=0
+            )
         sampled, tokens = self._runner.run(work.step, plan, self._probe, launched)
         index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
         for part, added in zip(sampled, tokens, strict=True):
@@ -130,10 +137,15 @@ def main() -> int:
     info = describe_model(model, options, name=settings.model, num_blocks=num_blocks)
     probe = Probe.open(info, role="worker", timer=step_timer(model.device))
     ready = Ready(
-        model.config, dtype_name(model.dtype), str(model.device), model.num_positions, num_blocks
+        model.config,
+        dtype_name(model.dtype),
+        str(model.device),
+        model.num_positions,
+        model.kv_token_bytes,
+        num_blocks,
     )
     pipe.send_bytes(encode(ready))
-    worker = Worker(runner, probe)
+    worker = Worker(runner, probe, has_draft_model=model.draft is not None)
     with contextlib.suppress(EOFError, OSError):  # the step loop has exited
         while True:
             work = decode_work(pipe.recv_bytes())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inferscope.engine import Engine, EngineOptions, Sampling, core, load_engine
 from inferscope.engine.kv import ROOT, BlockPool
+from inferscope.engine.load import load_model
 from inferscope.engine.request import Request
 from inferscope.engine.speculative import NgramIndex, verified
 from inferscope.errors import BadInput
@@ -23,7 +24,7 @@ from inferscope.insight.findings import RunSummarizer, findings
 from inferscope.probe import Probe
 from inferscope.readers import RingSource
 from inferscope.records import DECODE, DRAFT, RECOMPUTED, VERIFY
-from tests.engine.checkpoints import Checkpoint, prompts
+from tests.engine.checkpoints import VOCAB, Checkpoint, prompts
 from tests.engine.steps import commit, make_request, make_scheduler
 from tests.engine.test_core import Spy, drain
 from tests.engine.test_correctness import (
@@ -36,14 +37,23 @@ from tests.engine.test_correctness import (
 from tests.export_contract import check
 
 Build = Callable[..., Engine]
-METHODS = ("ngram",)
+NGRAM: dict[str, Any] = {"speculative": "ngram"}
+POOR_DRAFT: dict[str, Any] = {"speculative": "draft", "draft_model": "random:tiny,layers=1"}
+"""Weights of its own, so that nearly all of its proposals are rejected."""
+EQUAL_DRAFT: dict[str, Any] = {"speculative": "draft", "draft_model": "random:tiny"}
+"""The same weights as those of the target, so that all of its proposals are accepted."""
 TIGHT: dict[str, Any] = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23}
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", METHODS)
-def test_output_equals_transformers(checkpoint: Checkpoint, way: str, method: Any) -> None:
-    options = EngineOptions(dtype="float32", speculative=method, **WAYS[way])
+@pytest.mark.parametrize("method", ["ngram", "poor draft", "equal draft"])
+def test_output_equals_transformers(checkpoint: Checkpoint, way: str, method: str) -> None:
+    of_method = {
+        "ngram": NGRAM,
+        "poor draft": {**POOR_DRAFT, "draft_model": f"random:tiny,layers=1,vocab={VOCAB}"},
+        "equal draft": {**EQUAL_DRAFT, "draft_model": str(checkpoint.folder)},
+    }[method]
+    options = EngineOptions(dtype="float32", **of_method, **WAYS[way])
     engine = load_engine(str(checkpoint.folder), options)
     engine.probe = spy = Spy()
     outputs, requests = serve(engine)
@@ -106,7 +116,7 @@ def assert_published_tokens_are_known(pool: BlockPool, requests: list[Request]) 
             assert any(each[:width] == before[serial] for each in known)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT, EQUAL_DRAFT])
 @pytest.mark.parametrize("pool", [{}, TIGHT])
 @pytest.mark.parametrize(
     "sampling",
@@ -117,18 +127,17 @@ def assert_published_tokens_are_known(pool: BlockPool, requests: list[Request]) 
     ],
 )
 def test_sampled_output_equals_that_without_speculation(
-    tiny_engine: Build, method: Any, pool: dict[str, Any], sampling: Sampling
+    tiny_engine: Build, method: dict[str, Any], pool: dict[str, Any], sampling: Sampling
 ) -> None:
     given = prompts(8, vocab=64)
     expected = tiny_engine(**pool).generate(given, sampling)
-    engine = tiny_engine(speculative=method, num_speculative_tokens=3, **pool)
+    engine = tiny_engine(num_speculative_tokens=3, **method, **pool)
     engine.probe = spy = Spy()
     assert engine.generate(given, sampling) == expected
-    assert any(any(fields["accepted"]) for _, fields in spy.of("slices"))
-    assert any(
-        fields["proposed"] and fields["proposed"] != fields["accepted"]
-        for _, fields in spy.of("slices")
-    )
+    verified = [fields for _, fields in spy.of("slices") if fields["proposed"]]
+    assert any(any(fields["accepted"]) for fields in verified)
+    is_rejected = any(fields["proposed"] != fields["accepted"] for fields in verified)
+    assert is_rejected or method is EQUAL_DRAFT
 
 
 @pytest.fixture
@@ -260,7 +269,8 @@ def test_proposal_follows_the_latest_occurrence_of_the_last_tokens(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative": "magic"}, "speculative 'magic' is unknown. Use ngram"),
+        ({"speculative": "magic"}, "speculative 'magic' is unknown. Use ngram, draft"),
+        ({"draft_model": "random:tiny"}, "draft_model is 'random:tiny', and speculative is None"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         (
             {"speculative": "ngram", "num_speculative_tokens": 8, "token_budget": 8},
@@ -294,14 +304,12 @@ class Run:
         source.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT])
 def test_random_prompts_that_defeat_drafts_are_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
-    options = EngineOptions(
-        dtype="float32", max_running=16, speculative=method, num_speculative_tokens=8
-    )
+    options = EngineOptions(dtype="float32", max_running=16, num_speculative_tokens=8, **method)
     engine = load_engine("random:tiny", options, open_probe=Probe.open)
     draw = random.Random(0)
     given = [[draw.randrange(512) for _ in range(300)] for _ in range(24)]
@@ -313,7 +321,62 @@ def test_random_prompts_that_defeat_drafts_are_a_finding(
     assert run.contract.num_requests == 24
     for final in run.finals:
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
+        assert (final.ledger_ns.get("draft", 0) > 0) == (method is POOR_DRAFT)
     evidence = {number.name: number.value for number in run.findings["costly_speculation"].evidence}
     assert evidence["proposed_tokens"] > 1000
     assert evidence["accepted_tokens"] < 0.02 * evidence["proposed_tokens"]
     assert evidence["token_time_with_over_without"] > 1.05
+
+
+@pytest.mark.parametrize(
+    ("model", "draft_model", "message"),
+    [
+        ("random:tiny", None, "random:tiny has no draft model of its own"),
+        ("random:tiny", "random:tiny,vocab=300", "a vocabulary of 300 tokens, .* one of 512"),
+        ("random:tiny", "random:tiny,positions=64", "has 64 positions, .* would use 2048"),
+    ],
+)
+def test_draft_model_that_does_not_fit_is_refused(
+    model: str, draft_model: str | None, message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        load_engine(model, EngineOptions(speculative="draft", draft_model=draft_model))
+
+
+def test_pool_is_sized_for_the_keys_of_both_models() -> None:
+    options = EngineOptions(dtype="float32", **POOR_DRAFT)
+    model = load_model("random:tiny", options)
+    plain = load_model("random:tiny", EngineOptions(dtype="float32"))
+    assert model.kv_token_bytes == plain.kv_token_bytes * 3 // 2  # one layer beside two
+
+
+def test_equal_draft_model_is_always_accepted_and_has_steps_of_its_own(tiny_engine: Build) -> None:
+    engine = tiny_engine(prefix_cache=False, **EQUAL_DRAFT)
+    engine.probe = spy = Spy()
+    engine.submit([1, 2, 3], Sampling(max_tokens=11))
+    outputs = drain(engine)
+    assert [len(output.tokens) for output in outputs] == [1, 5, 5]
+    assert [step for step, _ in spy.of("plan")] == [1, 3, 5]
+    assert [(step, fields["mode"]) for step, fields in spy.of("start")] == [
+        (0, "draft"), (1, "eager"), (2, "draft"), (3, "eager"), (4, "draft"), (5, "eager")
+    ]  # fmt: skip
+    rows = dict(spy.of("slices"))
+    drafting = [rows[step] for step in (0, 2, 4)]
+    assert all(fields["phases"] == (DRAFT,) for fields in drafting)
+    # The prompt; then the last two known tokens and three of four proposed ones.
+    assert [(fields["contexts"], fields["tokens"]) for fields in drafting] == [
+        ((0,), (3,)), ((2,), (5,)), ((7,), (5,))
+    ]  # fmt: skip
+    assert [fields["sampled"] for fields in drafting] == [(0,), (4,), (4,)]
+
+
+def test_draft_model_reads_a_prefix_hit_from_the_cache(tiny_engine: Build) -> None:
+    engine = tiny_engine(num_speculative_tokens=1, **EQUAL_DRAFT)
+    prompt = list(range(40))
+    first = engine.generate([prompt], Sampling(max_tokens=13))
+    engine.probe = spy = Spy()
+    assert engine.generate([prompt], Sampling(max_tokens=13)) == first
+    assert spy.of("admitted")[0][1]["cached_tokens"] == 32
+    verified = [fields for _, fields in spy.of("slices") if fields["proposed"]]
+    assert verified
+    assert all(fields["proposed"] == fields["accepted"] for fields in verified)

@@ -1,6 +1,7 @@
-"""Train the model that ships with InferScope.
+"""Train the model that ships with InferScope, and the draft model for its speculative decoding.
 
     python -m inferscope.engine.builtin.train OUT --minutes 22
+    python -m inferscope.engine.builtin.train OUT --draft --minutes 6
 
 The demo must answer real prompts on a laptop without downloads, so the package contains a
 1.3 M-parameter Llama. It is trained on the source of the CPython standard library of the training
@@ -9,7 +10,8 @@ readable, and its prompts have real structure.
 
 First a tokenizer is trained (byte-level BPE, 1,024 entries), then the model, on one thread, for a
 wall-clock budget. The learning rate follows the clock, so a slower machine runs fewer steps of a
-complete schedule.
+complete schedule. With `--draft`, a tenth of the model's size is trained in OUT/draft on the same
+data, with the tokenizer in OUT.
 """
 
 from __future__ import annotations
@@ -58,6 +60,16 @@ SHAPE = LlamaConfig(
     eos_token_id=0,
     pad_token_id=0,
 )
+DRAFT_SHAPE = LlamaConfig(
+    **{
+        **SHAPE.to_diff_dict(),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+)
 
 
 def sources() -> list[str]:
@@ -104,9 +116,9 @@ def held_out_loss(model: LlamaForCausalLM, tokens: torch.Tensor) -> float:
     return sum(losses) / len(losses)
 
 
-def train(tokens: torch.Tensor, minutes: float) -> LlamaForCausalLM:
+def train(tokens: torch.Tensor, shape: LlamaConfig, minutes: float) -> LlamaForCausalLM:
     """Train for a wall-clock budget with AdamW and a cosine schedule over that budget."""
-    model = LlamaForCausalLM(SHAPE)
+    model = LlamaForCausalLM(shape)
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(
@@ -138,24 +150,33 @@ def train(tokens: torch.Tensor, minutes: float) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    """Train the tokenizer and the model and write them as a Hugging Face folder."""
+    """Train the tokenizer and the model, or a draft, and write them as a Hugging Face folder."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--minutes", type=float, default=20.0)
+    arguments.add_argument(
+        "--draft", action="store_true", help="train the draft of the model in OUT"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
     texts = sources()
     num_held_out = max(8, len(texts) // 25)
-    tokenizer = train_tokenizer(texts[num_held_out:])
+    if options.draft:
+        folder, shape = options.out / "draft", DRAFT_SHAPE
+        tokenizer = Tokenizer.from_file(str(options.out / "tokenizer.json"))
+    else:
+        folder, shape = options.out, SHAPE
+        tokenizer = train_tokenizer(texts[num_held_out:])
     held_out = encode(tokenizer, texts[:num_held_out])
-    model = train(encode(tokenizer, texts[num_held_out:]), options.minutes)
+    model = train(encode(tokenizer, texts[num_held_out:]), shape, options.minutes)
     loss = held_out_loss(model, held_out)
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(options.out)
-    tokenizer.save(str(options.out / "tokenizer.json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    if not options.draft:
+        tokenizer.save(str(folder / "tokenizer.json"))
     bytes_per_token = sum(len(t.encode()) for t in texts[:num_held_out]) / len(held_out)
     summary = {
         "python": sys.version.split()[0],
@@ -164,7 +185,7 @@ def main() -> None:
         "minutes": options.minutes,
         "held_out_bits_per_byte": round(loss / math.log(2) / bytes_per_token, 3),
     }
-    (options.out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 if __name__ == "__main__":
