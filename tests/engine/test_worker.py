@@ -14,13 +14,14 @@ from inferscope.engine.remote import RemoteRunner, WorkerLost
 from inferscope.errors import BadInput
 from inferscope.probe import Probe
 from inferscope.readers.source import RingSource
-from inferscope.records import VERIFY, Emitted, StepPlan, StepSlices, StepSpan
+from inferscope.records import DRAFT, VERIFY, Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.checkpoints import prompts
 from tests.probe.fakes import of, tokens_of_slices, tokens_signed
 
 PLAIN = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Options under which chunks, prefix hits and preemptions occur."""
 OPTIONS = replace(PLAIN, speculative="ngram")
+DRAFTING = replace(PLAIN, speculative="draft", draft_model="random:tiny,layers=1")
 SAMPLINGS = (
     Sampling(max_tokens=20),
     Sampling(max_tokens=20, temperature=0.9, seed=5),
@@ -95,9 +96,12 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "apart"
 
 
-def test_worker_spans_join_the_slices_of_the_core(rings: Path) -> None:
-    engine = load_engine("random:tiny", OPTIONS, open_probe=Probe.open, in_worker=True)
-    engine.generate(prompts(8, vocab=64), Sampling(max_tokens=10))
+@pytest.mark.parametrize("options", [OPTIONS, DRAFTING])
+def test_worker_spans_join_the_slices_of_the_core(rings: Path, options: EngineOptions) -> None:
+    given, sampling = prompts(8, vocab=64), Sampling(max_tokens=10)
+    engine = load_engine("random:tiny", options, open_probe=Probe.open, in_worker=True)
+    expected = load_engine("random:tiny", PLAIN).generate(given, sampling)
+    assert engine.generate(given, sampling) == expected
     engine.close()
     engine.probe.close()
     assert is_gone(pid_of(engine))
@@ -114,6 +118,7 @@ def test_worker_spans_join_the_slices_of_the_core(rings: Path) -> None:
     assert by_phase == tokens_of_slices(core)
     assert any(prefill and decode for prefill, decode in by_phase.values())
     assert any(VERIFY in slices.phases for slices in slices_of_steps)
+    assert any(DRAFT in slices.phases for slices in slices_of_steps) == (options is DRAFTING)
 
     source = RingSource(lambda: rings.glob("*.ring"), name="")
     deadline = time.monotonic() + 60
