@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inferscope.fold import FinalStep
 from inferscope.insight.facts import Computing, Overlap
-from inferscope.records import PREFILL, RECOMPUTED
+from inferscope.records import DRAFT, PREFILL, RECOMPUTED
 
 
 class RequestOverlaps:
@@ -83,11 +83,13 @@ class SharedSteps:
         """Sums by whether the phase is prefill."""
 
     def add(self, step: FinalStep, me: str) -> tuple[tuple[str, int], ...]:
-        """Add a step that `me` was in.
+        """Add a step that `me` was in; a draft model's is neither prefill nor decode.
 
         Returns:
             Requests whose prompts it computed during a decode of `me`, with their token counts.
         """
+        if bool((step.phases == DRAFT).all()):
+            return ()
         works = _works(step)
         own = works.pop(me)
         phase = self._phases[own.is_prefill]

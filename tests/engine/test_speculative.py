@@ -20,7 +20,9 @@ from inferscope.engine.request import Request
 from inferscope.engine.speculative import NgramIndex, verified
 from inferscope.errors import BadInput
 from inferscope.exporting import load_exporter
+from inferscope.fold import FinalRequest, FinalStep
 from inferscope.insight.findings import RunSummarizer, findings
+from inferscope.insight.overlaps import SharedSteps
 from inferscope.probe import Probe
 from inferscope.readers import RingSource
 from inferscope.records import DECODE, DRAFT, RECOMPUTED, VERIFY
@@ -287,11 +289,15 @@ class Run:
     """Folded records of an engine that ran to its end."""
 
     def __init__(self, rings: Path) -> None:
+        self.steps: list[FinalStep] = []
         lines = io.BytesIO()
         exporter = load_exporter("jsonl")(lines)
         watch = RunSummarizer()
         source = RingSource(
-            lambda: rings.glob("*/*.ring"), name="", sinks=(watch, exporter), listen=watch.on_record
+            lambda: rings.glob("*/*.ring"),
+            name="",
+            sinks=(watch, exporter, self),
+            listen=watch.on_record,
         )
         while not source.has_ended:
             source.advance()
@@ -302,6 +308,13 @@ class Run:
         (found,) = findings(watch)
         self.findings = {finding.id: finding for finding in found.findings or ()}
         source.close()
+
+    def on_step(self, step: FinalStep) -> None:
+        """Keep a final step."""
+        self.steps.append(step)
+
+    def on_request(self, request: FinalRequest) -> None:
+        """Ignore a final request: the collector keeps it."""
 
 
 @pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT])
@@ -322,6 +335,12 @@ def test_random_prompts_that_defeat_drafts_are_a_finding(
     for final in run.finals:
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
         assert (final.ledger_ns.get("draft", 0) > 0) == (method is POOR_DRAFT)
+        own, name = SharedSteps(), final.request_id
+        for step in run.steps:
+            if name in step.request_ids:
+                own.add(step, name)
+        # One token of the output each: that is what `why` divides the decode by.
+        assert own.computing({}, is_prefill=False).num_steps <= final.output_tokens
     evidence = {number.name: number.value for number in run.findings["costly_speculation"].evidence}
     assert evidence["proposed_tokens"] > 1000
     assert evidence["accepted_tokens"] < 0.02 * evidence["proposed_tokens"]
