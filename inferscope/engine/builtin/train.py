@@ -1,7 +1,7 @@
 """Train the model that ships with InferScope, and the draft model for its speculative decoding.
 
     python -m inferscope.engine.builtin.train OUT --minutes 22
-    python -m inferscope.engine.builtin.train OUT --draft --minutes 6
+    python -m inferscope.engine.builtin.train OUT --draft --minutes 9
 
 The demo must answer real prompts on a laptop without downloads, so the package contains a
 1.3 M-parameter Llama. It is trained on the source of the CPython standard library of the training
@@ -33,8 +33,6 @@ VOCABULARY = 1024
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CONTEXT_TOKENS = 1024
 BATCH = 4
-DRAFT_WINDOW = (2, 512)
-"""Sequences and tokens of a training step: a small model gains more from many steps."""
 PEAK_LEARNING_RATE = 4e-3
 WARM_UP_STEPS = 40
 LEFT_OUT = (
@@ -127,7 +125,6 @@ def train(tokens: torch.Tensor, shape: LlamaConfig, minutes: float) -> LlamaForC
         [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
         betas=(0.9, 0.95),
     )
-    batch_size, num_tokens = DRAFT_WINDOW if shape is DRAFT_SHAPE else (BATCH, CONTEXT_TOKENS)
     began = time.monotonic()
     step = 0
     while (spent := (time.monotonic() - began) / (60 * minutes)) < 1:
@@ -135,8 +132,8 @@ def train(tokens: torch.Tensor, shape: LlamaConfig, minutes: float) -> LlamaForC
         rate = PEAK_LEARNING_RATE * warm_up * (0.05 + 0.475 * (1 + math.cos(math.pi * spent)))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        starts = torch.randint(len(tokens) - num_tokens - 1, (batch_size,))
-        batch = torch.stack([tokens[i : i + num_tokens + 1] for i in starts])
+        starts = torch.randint(len(tokens) - CONTEXT_TOKENS - 1, (BATCH,))
+        batch = torch.stack([tokens[i : i + CONTEXT_TOKENS + 1] for i in starts])
         # The draft's products are too small for bfloat16: a step takes 6 times as long on a Xeon.
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=shape is SHAPE):
             logits = model(batch[:, :-1]).logits
