@@ -66,6 +66,13 @@ def add_engine_options(
         "the built-in model)",
     )
     group.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.overlap,
+        help="launch each step before the outputs of the one before it are known"
+        f" (default: {'on' if defaults.overlap else 'off'})",
+    )
+    group.add_argument(
         "--max-model-len",
         type=int,
         metavar="N",
@@ -101,6 +108,7 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         speculative=options.speculative,
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model=options.draft_model,
+        overlap=options.overlap,
         dtype=options.dtype,
         device=options.device,
         seed=seed,

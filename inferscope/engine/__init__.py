@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from inferscope.engine.frontend import FrontEnd
     from inferscope.engine.load import describe, describe_model, load_engine, load_model
+    from inferscope.engine.model import Outline
     from inferscope.engine.model_names import load_tokenizer
     from inferscope.engine.request import BadRequest, QueueFull, Request, Sampling
     from inferscope.engine.start import imports_that_stay
@@ -36,6 +37,7 @@ __all__ = [
     "EngineOptions",
     "FrontEnd",
     "ModelConfig",
+    "Outline",
     "Output",
     "QueueFull",
     "Request",
@@ -76,6 +78,7 @@ __getattr__ = lazy_names(
         ],
         "frontend": ["FrontEnd"],
         "load": ["describe", "describe_model", "load_engine", "load_model"],
+        "model": ["Outline"],
         "model_names": ["load_tokenizer"],
         "request": ["BadRequest", "QueueFull", "Request", "Sampling"],
         "start": ["imports_that_stay"],

@@ -125,6 +125,7 @@ class EngineOptions:
         seed: Seed of random weights, and of sampled requests without their own seed.
         max_model_tokens: Maximum prompt plus output tokens; None takes the model's limit, or as
             much of it as the pool holds.
+        overlap: Whether a step is launched before the one before it is committed.
         num_threads: CPU threads per operator. Use 1 next to a load generator: two spinning OpenMP
             threads beside other work took a step from 10 to 654 ms.
     """
@@ -142,6 +143,7 @@ class EngineOptions:
     device: str = "cpu"
     seed: int = 0
     max_model_tokens: int | None = None
+    overlap: bool = False
     num_threads: int = 1
 
     def __post_init__(self) -> None:
@@ -175,6 +177,11 @@ class EngineOptions:
         if self.speculative not in get_args(Speculation):
             known = ", ".join(get_args(Speculation))
             raise BadInput(f"speculative {self.speculative!r} is unknown. Use {known}.")
+        if self.overlap:
+            raise BadInput(
+                "a draft continues known tokens, and with overlap a step is planned before the "
+                "last token is known. Leave out overlap or speculative."
+            )
         if self.num_speculative_tokens >= self.token_budget:
             raise BadInput(
                 f"verifying {self.num_speculative_tokens} proposed tokens takes "

@@ -15,6 +15,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -35,7 +36,7 @@ from inferscope.engine.request import (
     check_prompt,
     check_stop_ids,
 )
-from inferscope.engine.runner import Runner, StepRunner
+from inferscope.engine.runner import Collect, Runner, StepRunner
 from inferscope.engine.scheduler import Plan, Scheduler
 from inferscope.engine.segments import StepColumns, draft_columns, step_columns
 from inferscope.engine.speculative import UNKNOWN, NgramIndex
@@ -75,6 +76,14 @@ class _Rejection(msgspec.Struct, frozen=True, gc=False):
 class _Cancellation(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     reason: Finish
+
+
+class _Flight(msgspec.Struct, frozen=True, gc=False):
+    """A launched step whose outputs are not committed."""
+
+    step: int
+    plan: Plan
+    collect: Collect
 
 
 class Engine:
@@ -118,6 +127,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._has_draft_model = options.speculative == "draft"
         self._step = int(self._has_draft_model)
+        self._flights: deque[_Flight] = deque()
         self._num_failed = 0
         self._totals = EngineStats()
         self._ids = itertools.count()
@@ -243,13 +253,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a message or a request is pending."""
-        return bool(self._inbox or self._requests)
+        """Whether a message, a request or a launched step is pending."""
+        return bool(self._inbox or self._requests or self._flights)
 
     def step(self) -> list[Output]:
         """Run one step and return the outputs of its requests.
 
-        If the step raises, its requests end with an error.
+        With overlap, launch one step and return the outputs of the one before. If a step raises,
+        its requests end with an error.
 
         Raises:
             WorkerLost: the worker has exited; no further step can run.
@@ -259,22 +270,22 @@ class Engine:
             self._deferred.probe = self.probe
             self.probe.look_after(self._deferred.flush_overdue)
         outputs = self._take_inbox()
+        if self._flights and not self.scheduler.has_room:
+            outputs += self._commit()
         start_ns = time.monotonic_ns()
         plan = self.scheduler.schedule()
         end_ns = time.monotonic_ns()
-        assert plan.slices or not self._requests, "requests are waiting and none can run"
+        is_stuck = self._requests and not self._flights and not plan.slices
+        assert not is_stuck, "requests are waiting and none can run"
         if plan.slices:
             self._deferred.add(start_ns, self._record_plan, self._step, plan, start_ns, end_ns)
             if not self._runner.is_asynchronous:
                 self._deferred.flush()
-            try:
-                outputs += self._run(plan)
-                self._num_failed = 0
-            except WorkerLost:
-                raise
-            except Exception as error:
-                outputs += self._fail(plan, error)
+            outputs += self._launch(plan)
             self._step += 1 + self._has_draft_model
+        # With overlap the step just launched is committed after the next launch.
+        while len(self._flights) > (self.options.overlap and bool(plan.slices)):
+            outputs += self._commit()
         if not (
             self._runner.is_asynchronous and self.has_work
         ):  # else flushed after the next launch
@@ -424,27 +435,49 @@ class Engine:
     def _record_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
         self.probe.finished(index, reason, at_ns=at_ns)
 
-    def _run(self, plan: Plan) -> list[Output]:
+    def _launch(self, plan: Plan) -> list[Output]:
+        """Launch a step; return the outputs of its requests if that failed."""
         step = self._step
-        has_drafts = any(part.num_drafts for part in plan.slices)
+        try:
+            collect = self._runner.launch(step, plan, self.probe)
+        except WorkerLost:
+            raise
+        except Exception as error:
+            return self._fail(step, plan, error)
+        self._flights.append(_Flight(step, plan, collect))
+        if not plan.has_drafts:  # else recorded when it is known which are accepted
+            self._deferred.add(time.monotonic_ns(), self._record_slices, step, plan)
+        if self._runner.is_asynchronous:
+            self._deferred.flush_hidden()
+        else:
+            self._deferred.flush()
+        if self.options.overlap:
+            for part in plan.slices:
+                self.scheduler.assume(part)
+        return []
 
-        def launched() -> None:
-            if not has_drafts:
-                self._deferred.add(time.monotonic_ns(), self._record_slices, step, plan)
-            if self._runner.is_asynchronous:
-                self._deferred.flush_hidden()
-            else:
-                self._deferred.flush()
-
-        sampled, tokens = self._runner.run(step, plan, self.probe, launched)
+    def _commit(self) -> list[Output]:
+        """Wait for the oldest launched step and return the outputs of its requests."""
+        flight = self._flights.popleft()
+        step, plan = flight.step, flight.plan
+        try:
+            sampled, tokens = flight.collect()
+        except WorkerLost:
+            raise
+        except Exception as error:
+            return self._fail(step, plan, error)
+        self._num_failed = 0
         outputs = [
-            _append(part.request, added) for part, added in zip(sampled, tokens, strict=True)
+            _append(part.request, added)
+            for part, added in zip(sampled, tokens, strict=True)
+            if self._is_live(part.request)  # else it ended meanwhile: its tokens are discarded
         ]
-        if has_drafts and self.probe.on:  # before the requests advance
+        if plan.has_drafts and self.probe.on:  # before the requests advance
             columns = step_columns(plan.slices)
             self._deferred.add(time.monotonic_ns(), self._record_columns, step, columns)
         for part in plan.slices:
-            self.scheduler.advance(part)
+            if self._is_live(part.request):
+                self.scheduler.advance(part)
         if outputs:
             indices = [output.request.index for output in outputs]
             counts = [len(output.tokens) for output in outputs]
@@ -467,19 +500,22 @@ class Engine:
         elif self._has_draft_model:
             request.draft = [UNKNOWN] * num  # until the plan has given them blocks
 
-    def _fail(self, plan: Plan, error: Exception) -> list[Output]:
+    def _is_live(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
+    def _fail(self, step: int, plan: Plan, error: Exception) -> list[Output]:
         """End the requests of a failed step; the other requests continue.
 
         Raises:
             InferScopeError: too many steps in a row have failed.
         """
-        requests = [part.request for part in plan.slices]
+        requests = [part.request for part in plan.slices if self._is_live(part.request)]
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._num_failed += 1
         self._totals.failed_steps += 1
         logger.error(
             "step %d failed; its %d requests end with an error: %s",
-            self._step, len(requests), reason, exc_info=logger.isEnabledFor(logging.DEBUG),
+            step, len(requests), reason, exc_info=logger.isEnabledFor(logging.DEBUG),
         )  # fmt: skip
         if self._num_failed == _MOST_FAILED_STEPS:
             raise InferScopeError(
@@ -487,10 +523,7 @@ class Engine:
                 "Start the server again."
             ) from error
         for request in requests:
-            if (
-                request.request_id in self._requests
-            ):  # the request may have ended before the failure
-                self._finish(request, "error")
+            self._finish(request, "error")
         return [Output(request, [], "error") for request in requests]
 
     def _finish(self, request: Request, reason: Finish) -> None:
@@ -541,7 +574,7 @@ class Engine:
 def _append(request: Request, tokens: list[int]) -> Output:
     """Append a step's tokens to a request, up to the one that ends it."""
     for num, token in enumerate(tokens, 1):
-        request.tokens.append(token)
+        request.take_token(token)
         finish = request.finish_after(token)
         if finish is not None:
             return Output(request, tokens[:num], finish)

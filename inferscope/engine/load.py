@@ -34,14 +34,15 @@ def load_engine(
         model: "builtin", "random:SHAPE", or the path of a checkpoint.
         options: Options of the engine.
         open_probe: Function from the engine's description to its probe, such as `Probe.open`.
-        in_worker: Whether the model is loaded and run in a separate process.
+        in_worker: Whether the model is loaded and run in a separate process. With overlap it is
+            where the model runs on a CPU: there a step holds the thread that launches it.
 
     Raises:
         BadInput: the name is not a model, or the model needs a feature that is not computed.
     """
     options = options or EngineOptions()
     torch.set_num_threads(options.num_threads)
-    if in_worker:
+    if in_worker or (options.overlap and find_device(options.device).type == "cpu"):
         runner = RemoteRunner(model, options)
         options = replace(options, num_blocks=runner.num_blocks)
         engine = Engine(runner.outline, options, runner=runner)

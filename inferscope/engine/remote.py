@@ -18,7 +18,7 @@ import torch
 from inferscope.engine.config import DtypeName, EngineOptions, ModelConfig
 from inferscope.engine.model import Outline
 from inferscope.engine.request import Request, Sampling
-from inferscope.engine.runner import Launched, Ran
+from inferscope.engine.runner import Collect, Ran
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.weights import DTYPES
 from inferscope.errors import BadInput, InferScopeError
@@ -150,12 +150,12 @@ class RemoteRunner:
         """Process ID of the worker."""
         return self._process.pid
 
-    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step in the worker, whose own probe times it.
+    def launch(self, step: int, plan: Plan, probe: Probe) -> Collect:
+        """Launch a step in the worker, whose own probe times it.
 
         Raises:
-            WorkerLost: The process has exited.
-            StepFailed: The step raised.
+            WorkerLost: The process has exited; collecting raises it too.
+            StepFailed: The step raised; only collecting raises it.
         """
         for request in plan.admitted:
             self._num_sent_blocks[request.sequence_slot] = 0
@@ -168,12 +168,7 @@ class RemoteRunner:
             self._pipe.send_bytes(encode(work))
         except OSError as error:
             raise self._worker_lost() from error
-        launched()
-        done = self._receive()
-        if isinstance(done, WorkerFailure):
-            raise StepFailed(done.message)
-        assert isinstance(done, Done)
-        return [plan.slices[index] for index in done.slice_indices], done.tokens
+        return lambda: self._collect(plan)
 
     def close(self) -> None:
         """Stop the worker; safe to call twice."""
@@ -183,6 +178,13 @@ class RemoteRunner:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _collect(self, plan: Plan) -> Ran:
+        done = self._receive()
+        if isinstance(done, WorkerFailure):
+            raise StepFailed(done.message)
+        assert isinstance(done, Done)
+        return [plan.slices[index] for index in done.slice_indices], done.tokens
 
     def _slice_spec(self, part: Slice) -> SliceSpec:
         request = part.request

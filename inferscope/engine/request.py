@@ -133,6 +133,7 @@ class Request:
         seed: Seed of its random numbers.
         draft: Proposed tokens after the known ones, to be verified with the next token.
         ngrams: Index that proposes drafts; None without prompt lookup.
+        num_pending: Number of its last tokens that are placeholders (see `overlap.py`).
         computed: Number of tokens whose keys and values are in its blocks.
         ever_computed: Maximum that `computed` has reached; work below it is recomputed.
         cached_tokens: Number of tokens found in the prefix cache and never computed.
@@ -154,6 +155,7 @@ class Request:
     seed: int
     draft: list[int] = field(default_factory=list)
     ngrams: NgramIndex | None = None
+    num_pending: int = 0
     computed: int = 0
     ever_computed: int = 0
     cached_tokens: int = 0
@@ -178,10 +180,23 @@ class Request:
     @property
     def num_output(self) -> int:
         """Number of tokens generated so far."""
-        return len(self.tokens) - self.num_prompt
+        return len(self.tokens) - self.num_prompt - self.num_pending
+
+    def expect_token(self) -> None:
+        """Append a placeholder for the token that a launched step samples."""
+        self.tokens.append(-1 - self.sequence_slot)
+        self.num_pending += 1
+
+    def take_token(self, token: int) -> None:
+        """Put a sampled token in place of the oldest placeholder, or append it."""
+        if self.num_pending:
+            self.tokens[-self.num_pending] = token
+            self.num_pending -= 1
+        else:
+            self.tokens.append(token)
 
     def finish_after(self, token: int) -> Finish | None:
-        """Return the finish reason if `token`, just appended, is the last; else None."""
+        """Return the finish reason if `token`, just taken, is the last; else None."""
         if token in self.stop_ids and self.num_output >= self.sampling.min_tokens:
             return "stop"
         return "length" if self.num_output >= self.max_tokens else None

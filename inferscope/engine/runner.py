@@ -20,11 +20,14 @@ from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.draft_model import DraftModel
 from inferscope.engine.model import Model, forward
+from inferscope.engine.overlap import FutureTokens
 from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.speculative import verified
 from inferscope.probe import Probe
+
+_new_event: Any = torch.cuda.Event  # untyped in torch
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ Ran: TypeAlias = tuple[list[Slice], list[list[int]]]
 """Sampled slices of a step, and the tokens that each adds: accepted drafts, and one more."""
 
 
-Launched: TypeAlias = Callable[[], None]
-"""Callback after a step is launched and before anything waits for its outputs."""
+Collect: TypeAlias = Callable[[], Ran]
+"""Function that waits for the outputs of a launched step; call them in the order of the steps."""
 
 
 class StepRunner(Protocol):
@@ -75,8 +78,8 @@ class StepRunner(Protocol):
 
     is_asynchronous: bool
 
-    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step and record its start and end in the process that runs it."""
+    def launch(self, step: int, plan: Plan, probe: Probe) -> Collect:
+        """Launch a step, and record its start and end in the process that runs it."""
 
     def close(self) -> None:
         """Release all resources; safe to call twice."""
@@ -111,6 +114,7 @@ class Runner:
             max_blocks=-(-longest // width),
             block_tokens=width,
             draft=draft,
+            overlap=options.overlap,
         )
 
     def __init__(
@@ -123,6 +127,7 @@ class Runner:
         max_blocks: int,
         block_tokens: int,
         draft: DraftModel | None = None,
+        overlap: bool = False,
     ) -> None:
         self._draft = draft
         self._model = model
@@ -135,27 +140,29 @@ class Runner:
         )
         self._table = np.zeros((max_running, max_blocks), dtype=np.int64)
         self._num_tabled = [0] * max_running
+        self._future = FutureTokens(max_running, model.device) if overlap else None
         self._seen_buckets: set[tuple[int, bool]] = set()
-        new_event: Any = torch.cuda.Event  # untyped in torch
-        self._copied: Any = new_event() if is_cuda else None
+        self._copied: Any = _new_event() if is_cuda else None
         self._on: AbstractContextManager[object] = nullcontext()
         if is_cuda:
             # The current device is per thread, and events are recorded on its stream.
             self._on = torch.cuda.device(model.device)
 
-    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
-        """Run a step, timed by the probe; that of a draft model has the number before it."""
+    def launch(self, step: int, plan: Plan, probe: Probe) -> Collect:
+        """Launch a step, timed by the probe; on a CPU it is complete on return.
+
+        The step of a draft model has the number before it.
+        """
         with self._on:
             if self._draft is not None:
                 self._draft.propose(step - 1, plan, probe)
             batch = self.prepare(plan)
             probe.start(step, mode="eager", cold=batch.is_cold)
             tokens = self.execute(batch)
-            # Before the host waits: on a device the end event follows the last kernel. On a CPU
-            # the step is complete here.
+            # Before the host waits: on a device the end event follows the last kernel.
             probe.stop(step)
-            launched()
-            return batch.sampled, batch.added(tokens.tolist())
+            fetch = self._start_fetch(tokens)
+        return lambda: (batch.sampled, batch.added(fetch()))
 
     def close(self) -> None:
         """Do nothing: the buffers are freed with the runner."""
@@ -163,8 +170,7 @@ class Runner:
     def prepare(self, plan: Plan) -> Batch:
         """Write a plan into the buffers; a batch is valid until the next is prepared."""
         if self._copied is not None:
-            # `run` returns early for a chunk without output: the device may not have read the
-            # buffers yet.
+            # The device may not have read the buffers of the step before yet.
             self._copied.synchronize()
         slices = [part for part in plan.slices if part.num_tokens == 1]
         num_singles = len(slices)
@@ -224,7 +230,7 @@ class Runner:
         """
         logits = forward(
             self._model,
-            batch.ids,
+            batch.ids if self._future is None else self._future.fill(batch.ids),
             positions=batch.positions,
             attend=self._attention.run,
             rows=batch.rows,
@@ -237,7 +243,26 @@ class Runner:
             num_known = part.context + part.num_tokens - part.num_drafts
             requests += [part.request] * (1 + part.num_drafts)
             positions += range(num_known, num_known + 1 + part.num_drafts)
-        return choose_tokens(logits, requests, positions)
+        tokens = choose_tokens(logits, requests, positions)
+        if self._future is not None:
+            self._future.store(batch.sampled, tokens)
+        return tokens
+
+    def _start_fetch(self, tokens: Tensor) -> Callable[[], list[int]]:
+        """Start the copy of tokens to the host; return a function that waits for it alone."""
+        if self._copied is None:
+            return lambda: tokens.tolist()
+        # `tolist` would also wait for the steps launched since.
+        on_host = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
+        on_host.copy_(tokens, non_blocking=True)
+        is_here = _new_event()
+        is_here.record()
+
+        def fetch() -> list[int]:
+            is_here.synchronize()
+            return on_host.tolist()
+
+        return fetch
 
     def _update_table(self, slices: list[Slice], admitted: list[Request]) -> None:
         for request in admitted:

@@ -45,6 +45,11 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     preempted: list[Request]
     binding: Binding
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the step verifies drafts."""
+        return any(part.num_drafts for part in self.slices)
+
 
 class Scheduler:
     """Scheduler of queued and running requests over one block pool."""
@@ -106,6 +111,20 @@ class Scheduler:
             binding=binding,
         )
 
+    @property
+    def has_room(self) -> bool:
+        """Whether all running requests can compute their tokens without a preemption."""
+        missing = sum(self.pool.blocks_for(len(r.tokens)) - len(r.blocks) for r in self.running)
+        return missing <= self.pool.num_available
+
+    def assume(self, launched: Slice) -> None:
+        """Advance a request past a launched slice before its outcome is known (`overlap.py`)."""
+        request = launched.request
+        request.computed = launched.context + launched.num_tokens
+        num_output = len(request.tokens) - request.num_prompt
+        if launched.is_sampled and num_output + 1 < request.max_tokens:
+            request.expect_token()
+
     def advance(self, done: Slice) -> None:
         """Advance a request past a computed slice and publish the blocks that it filled.
 
@@ -114,7 +133,7 @@ class Scheduler:
         """
         request = done.request
         computed = min(done.context + done.num_tokens, len(request.tokens) - 1)
-        request.computed = computed
+        request.computed = max(request.computed, computed)
         if done.context < request.ever_computed:
             request.recomputed_tokens += min(computed, request.ever_computed) - done.context
         request.ever_computed = max(request.ever_computed, computed)
@@ -134,6 +153,8 @@ class Scheduler:
         left = self._token_budget
         # Preemption pops from the end of the list during the iteration, which a list allows.
         for place, request in enumerate(self.running, 1):
+            if not request.todo:  # the step under way samples its last token
+                continue
             if request.draft:
                 self._cut_draft(request, left, num_behind=len(self.running) - place)
             num_tokens = self._plan_slice(request, left, slices, preempted)
@@ -228,5 +249,6 @@ class Scheduler:
         request.sequence_slot = -1
 
     def _has_more(self, slices: list[Slice]) -> bool:
-        is_cut = len(slices) < len(self.running) or not all(part.is_sampled for part in slices)
+        num_due = sum(request.todo > 0 for request in self.running)
+        is_cut = len(slices) < num_due or not all(part.is_sampled for part in slices)
         return is_cut or bool(self.waiting)

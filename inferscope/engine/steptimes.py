@@ -20,7 +20,7 @@ from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine
 from inferscope.engine.model import Model
 from inferscope.engine.request import Sampling
-from inferscope.engine.runner import Launched, Ran, Runner
+from inferscope.engine.runner import Collect, Runner
 from inferscope.engine.scheduler import Plan
 from inferscope.probe import Probe
 
@@ -58,7 +58,7 @@ class TimedRunner:
         self._runner = runner
         self._device = device
 
-    def run(self, step: int, plan: Plan, probe: Probe, launched: Launched) -> Ran:
+    def launch(self, step: int, plan: Plan, probe: Probe) -> Collect:
         """Run a step and keep its time."""
         batch = self._runner.prepare(plan)
         self._wait()
@@ -76,7 +76,7 @@ class TimedRunner:
                     took_ns,
                 )
             )
-        return batch.sampled, batch.added(tokens.tolist())
+        return lambda: (batch.sampled, batch.added(tokens.tolist()))
 
     def close(self) -> None:
         """Close the wrapped runner."""

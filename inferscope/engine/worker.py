@@ -63,21 +63,19 @@ class Worker:
             preempted=[],
             binding="none",
         )
-
-        def launched() -> None:
-            self._probe.sign(
-                work.step,
-                requests=[part.request.index for part in slices],
-                tokens=[part.num_tokens for part in slices],
-                prefill_tokens=sum(map(self._prefill_tokens, slices)),
-            )
-
         if self._has_draft_model:  # signed ahead: the step's start writes the span before it
             draft = draft_columns(slices)
             self._probe.sign(
                 work.step - 1, requests=draft.requests, tokens=draft.tokens, prefill_tokens=0
             )
-        sampled, tokens = self._runner.run(work.step, plan, self._probe, launched)
+        collect = self._runner.launch(work.step, plan, self._probe)
+        self._probe.sign(
+            work.step,
+            requests=[part.request.index for part in slices],
+            tokens=[part.num_tokens for part in slices],
+            prefill_tokens=sum(map(self._prefill_tokens, slices)),
+        )
+        sampled, tokens = collect()
         index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
         for part, added in zip(sampled, tokens, strict=True):
             part.request.tokens += added
@@ -109,6 +107,9 @@ class Worker:
         request = self._by_sequence_slot[part.sequence_slot]
         request.blocks += part.blocks
         request.draft = part.draft
+        # With overlap the step before may have failed: its request has ended, and any token serves.
+        num_known = part.context + part.num_tokens - len(part.draft)
+        request.tokens += [0] * (num_known - len(request.tokens))
         return Slice(
             request=request,
             context=part.context,

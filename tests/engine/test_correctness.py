@@ -1,4 +1,5 @@
-"""Tests that greedy fp32 output equals transformers' under chunking, caching and preemption."""
+"""Tests that greedy fp32 output equals transformers' under chunks, prefix hits, preemptions and
+overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from inferscope.engine import Engine, EngineOptions, Request, Sampling, load_engine
+from inferscope.engine import Engine, EngineOptions, Request, Sampling, load_model
 from inferscope.engine.core import Output
 from tests.engine.checkpoints import VOCAB, Checkpoint, prompts
 
@@ -26,6 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "all together": {"token_budget": 40, "num_blocks": 50, "block_tokens": 4},
     "all together, odd blocks": {"token_budget": 13, "num_blocks": 30, "block_tokens": 5},
 }
+AHEAD = {f"{way}, overlap": {**options, "overlap": True} for way, options in WAYS.items()}
 
 
 def generated(reference: Any, prompt: list[int], num_output: int) -> list[int]:
@@ -73,9 +75,10 @@ def serve(engine: Engine) -> tuple[list[list[int]], list[Request]]:
     return [tokens[i] for i in ids], [requests[i] for i in ids]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *AHEAD])
 def test_output_equals_transformers(checkpoint: Checkpoint, way: str) -> None:
-    engine = load_engine(str(checkpoint.folder), EngineOptions(dtype="float32", **WAYS[way]))
+    options = EngineOptions(dtype="float32", **(WAYS | AHEAD)[way])
+    engine = Engine(load_model(str(checkpoint.folder), options), options)
     outputs, requests = serve(engine)
 
     expected = expected_outputs(checkpoint.reference)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,12 @@ from inferscope.cli.demo.link import Ready, Settings, Stage
 from inferscope.engine import (
     Engine,
     FrontEnd,
+    Outline,
     Sampling,
     Tokenizer,
     describe,
     load_engine,
+    load_model,
     load_tokenizer,
     step_timer,
 )
@@ -136,7 +139,7 @@ def _rate(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[flo
     """Return the request rate in requests per second, and the initial pace."""
     if settings.rate_s is not None:
         return settings.rate_s, Pacing()
-    capacity_s, share = _capacity(engine, tokenizer, settings.seed)
+    capacity_s, share = _capacity(settings, engine, tokenizer)
     return settings.load * capacity_s, Pacing(share if _is_paced(settings) else 1.0)
 
 
@@ -145,16 +148,20 @@ def _is_paced(settings: Settings) -> bool:
     return settings.rate_s is None and settings.load < 1
 
 
-def _capacity(engine: Engine, tokenizer: Tokenizer, seed: int) -> tuple[float, float]:
+def _capacity(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[float, float]:
     """Measure the model's capacity on this machine with all requests submitted at once.
 
-    The measurement uses a separate, unobserved engine, so that the observed one starts cold.
+    The measurement uses a separate, unobserved engine in this process and without overlap, so that
+    the observed one starts cold.
 
     Returns:
         Requests per second of processor time, and the share of that time other processes left.
     """
-    asks = Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks()
-    practising = Engine(engine.model, engine.options)
+    asks = Workload(settings.seed + 1, rate_s=_PRACTICE_RATE_S).asks()
+    model = engine.model
+    if isinstance(model, Outline):  # a worker has the weights
+        model = load_model(settings.model, settings.options)
+    practising = Engine(model, replace(engine.options, overlap=False))
     limit = practising.max_model_tokens
     practice = [next(asks) for _ in range(_PRACTICE_REQUESTS)]
     began_s, began = time.monotonic(), time.thread_time()
