@@ -74,6 +74,8 @@ class RequestObserver:
         self._mixed: list[tuple[int, int, tuple[tuple[str, int], ...]]] = []
         """Decode steps shared with prefills: start, end, and (request, tokens) of each prefill."""
         self._num_left_out = 0
+        self._num_since = 0
+        """Steps without the request since its last one; left out if it is in a later step."""
         self._by_fit: dict[str, list[OddStep]] = {}
         """Its own warm steps, by the cost model in force."""
         self._cold: list[OddStep] = []
@@ -153,11 +155,14 @@ class RequestObserver:
         waited_ns = _overlap(step, ref.queued_ns, ref.admitted_ns)
         if waited_ns > 0:
             self._ahead.add(step, waited_ns)
-        elif ref.admitted_ns is not None and step.start_ns >= ref.admitted_ns:
-            self._num_left_out += not any(_overlap(step, *held[:2]) for held in ref.held)
+        # A step that was launched ahead may run before and after the admission.
+        if ref.admitted_ns is not None and step.end_ns > ref.admitted_ns:
+            self._num_since += not any(_overlap(step, *held[:2]) for held in ref.held)
 
     def _own_step(self, step: FinalStep) -> None:
         """Take a step that contained the request."""
+        self._num_left_out += self._num_since
+        self._num_since = 0
         duration_ns = step.end_ns - step.start_ns
         prompts = self._together.add(step, self._ref.request_id)
         if prompts:
@@ -214,7 +219,7 @@ class RequestObserver:
                 )
                 for since_ns, until_ns, reason in self._ref.held
             ),
-            num_left_out=self._num_left_out,
+            num_left_out=self._num_left_out + (self._num_since if final is None else 0),
             cold=tuple(into_life(odd) for odd in self._cold),
             slowest=into_life(max(slow, key=_excess_ns)) if slow else None,
             num_slow=len(slow),

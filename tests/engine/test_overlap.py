@@ -19,12 +19,16 @@ from inferscope.engine.runner import Runner
 from inferscope.engine.worker import Worker
 from inferscope.errors import BadInput
 from inferscope.exporting import load_exporter
+from inferscope.insight.request_observer import RequestObserver
 from inferscope.probe import Probe
+from inferscope.readers.request_index import requests_in_rings
 from inferscope.readers.source import RingSource
 from inferscope.records import Emitted, StepPlan, StepSpan
+from inferscope.ring import find_engines
 from tests.engine.checkpoints import prompts
 from tests.engine.test_core import Spy, break_steps_with, drain
 from tests.export_contract import check
+from tests.insight.test_why import ROUNDING_NS
 from tests.probe.fakes import facts_of, of
 
 TIGHT = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23}
@@ -267,13 +271,28 @@ def test_steps_of_a_real_run_overlap_and_its_ledgers_close(
 
     out = io.BytesIO()
     exporter = load_exporter("jsonl")(out)
-    source = RingSource(lambda: rings.glob("*.ring"), name="", sinks=(exporter,))
+    observers = [
+        RequestObserver(ref, {}) for ref in requests_in_rings(find_engines(tmp_path), "request-")
+    ]
+
+    def listen(ring: int, record: Any) -> None:
+        for observer in observers:
+            observer.on_record(ring, record)
+
+    source = RingSource(
+        lambda: rings.glob("*.ring"), name="", sinks=(exporter, *observers), listen=listen
+    )
     deadline = time.monotonic() + 60
     while not source.has_ended and time.monotonic() < deadline:
         source.advance()
         time.sleep(0.02)
     assert source.collector.num_unjoined == 0
     exporter.close(source.collector.devices(), source.collector.totals())
+    left_out = {}
+    for observer in observers:
+        facts = observer.facts(source.collector)
+        assert facts is not None
+        left_out[facts.row.request_id] = facts.num_left_out
     source.close()
     rows = [json.loads(line) for line in out.getvalue().splitlines()]
     totals = check(rows)
@@ -286,6 +305,9 @@ def test_steps_of_a_real_run_overlap_and_its_ledgers_close(
             computed[share["request"]] += share["tokens"]
     discarded = {"length": 0, "stop": 0}
     for name, row in requests.items():
+        # One that is admitted while a step runs is not in it.
+        assert left_out[name] == (row["ledger_ns"].get("not_scheduled", 0) > ROUNDING_NS)
         owed = row["prompt_tokens"] - row["cached_tokens"] + row["output_tokens"] - 1
         discarded[row["finish"]] += computed[name] - owed
     assert discarded["length"] == 0 < discarded["stop"]
+    assert any(left_out.values())

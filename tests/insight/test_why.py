@@ -109,6 +109,7 @@ def test_blamed_causes_have_evidence(
             assert facts.prefill.num_recomputed
         if ledger_ns.get("cold_start", 0) > ROUNDING_NS:
             assert facts.cold
+        assert bool(facts.num_left_out) is (ledger_ns.get("not_scheduled", 0) > ROUNDING_NS)
         assert facts.row.request_id not in {one.name for one in facts.decode.same}
         computed = facts.prefill.num_tokens - facts.prefill.num_recomputed
         assert computed + facts.row.cached_tokens >= facts.row.prompt_tokens
