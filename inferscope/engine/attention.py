@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,6 +141,25 @@ class PagedAttention:
                 keys, values = (tensor[0] for tensor in self._read(chunk.reading, layer_idx))
             out[rows] = self._run_chunk(query[rows], keys, values, mask=chunk.mask)
         return out
+
+    def read_tokens(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
+        """Return a request's first keys and values: [layers, 2, tokens, kv_heads, head_dim]."""
+        slots = self._slots_of(blocks, 0, num_tokens)
+        pools = zip(self._keys, self._values, strict=True)
+        return torch.stack([torch.stack([keys[slots], values[slots]]) for keys, values in pools])
+
+    def write_tokens(self, blocks: Sequence[int], start: int, content: bytearray) -> None:
+        """Store a request's keys and values from token `start` on; `content` begins at token 0."""
+        shape = (len(self._keys), 2, -1, *self._keys[0].shape[1:])
+        kv = torch.frombuffer(content, dtype=self._dtype).view(shape)[:, :, start:].to(self._device)
+        slots = self._slots_of(blocks, start, start + kv.shape[2])
+        for keys, values, layer in zip(self._keys, self._values, kv, strict=True):
+            keys[slots], values[slots] = layer[0], layer[1]
+
+    def _slots_of(self, blocks: Sequence[int], start: int, end: int) -> Tensor:
+        positions = torch.arange(start, end)
+        first = torch.tensor(blocks)[positions // self._block_tokens] * self._block_tokens
+        return (first + positions % self._block_tokens).to(self._device)
 
     def _plan_singles(self, batch: RaggedBatch) -> _Singles:
         num = batch.num_singles

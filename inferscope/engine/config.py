@@ -19,6 +19,8 @@ from inferscope.errors import BadInput
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Speculation: TypeAlias = Literal["ngram", "draft"]
+Role: TypeAlias = Literal["both", "prefill", "decode"]
+"""Part of each request that an engine computes."""
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
@@ -128,6 +130,8 @@ class EngineOptions:
         overlap: Whether a step is launched before the one before it is committed.
         num_threads: CPU threads per operator. Use 1 next to a load generator: two spinning OpenMP
             threads beside other work took a step from 10 to 654 ms.
+        role: Part of a request that the engine computes; a prefill engine shares the KV of each
+            prompt with a decode engine (`disagg.py`).
     """
 
     token_budget: int = 512
@@ -145,6 +149,7 @@ class EngineOptions:
     max_model_tokens: int | None = None
     overlap: bool = False
     num_threads: int = 1
+    role: Role = "both"
 
     def __post_init__(self) -> None:
         for name in (

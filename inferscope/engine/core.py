@@ -23,6 +23,7 @@ import msgspec
 
 from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
+from inferscope.engine.disagg import KvHandle, Outbox, ReceivedKv
 from inferscope.engine.kv import BlockPool
 from inferscope.engine.model import Model, Outline
 from inferscope.engine.remote import WorkerLost
@@ -52,11 +53,15 @@ _MOST_FAILED_STEPS = 10
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """Result of one step for one request; `finish` is set on its last step."""
+    """Result of one step for one request; `finish` is set on its last step.
+
+    A prefill engine also sets `kv` then: the shared memory that holds the prompt's KV.
+    """
 
     request: Request
     tokens: list[int]
     finish: Finish | None
+    kv: KvHandle | None = None
 
 
 Deliver: TypeAlias = Callable[[list[Output]], None]
@@ -124,6 +129,10 @@ class Engine:
             assert isinstance(model, Model), "an outline cannot be run here"
             runner = Runner.of(model, options, num_blocks=num_blocks)
         self._runner = runner
+        self.outbox: Outbox | None = None
+        if options.role == "prefill":
+            assert isinstance(runner, Runner), "a worker's KV cannot be shared"
+            self.outbox = Outbox(runner.read_kv)
         self._requests: dict[str, Request] = {}
         self._has_draft_model = options.speculative == "draft"
         self._step = int(self._has_draft_model)
@@ -150,6 +159,8 @@ class Engine:
         request_id: str | None = None,
         external_id: str | None = None,
         parent: str = "",
+        trace: str = "",
+        received: ReceivedKv | None = None,
     ) -> str:
         """Submit a prompt and return the request's id; safe from any thread.
 
@@ -159,6 +170,8 @@ class Engine:
             request_id: id that no running request has; None generates one.
             external_id: the client's name of the request.
             parent: id of the first request of the same client call.
+            trace: W3C trace context, if no front end records it.
+            received: KV of the prompt from a prefill engine, without the last token's.
 
         Raises:
             BadRequest: the prompt is empty or too long, it or the stop tokens hold an id outside
@@ -202,6 +215,8 @@ class Engine:
                     sampling=sampling,
                     external_id=external_id,
                     parent=parent,
+                    trace=trace,
+                    received=received,
                     arrived_ns=arrived_ns,
                 )
             )
@@ -230,6 +245,8 @@ class Engine:
             self._abort("server_abort")
         else:
             self._thread.join()
+        if self.outbox is not None:
+            self.outbox.close()
         self._runner.close()
 
     def stats(self) -> EngineStats:
@@ -348,9 +365,19 @@ class Engine:
             prompt_tokens=len(submission.prompt),
             external_id=submission.external_id,
             parent=submission.parent,
+            trace=submission.trace,
             at_ns=submission.arrived_ns,
             prompt=submission.prompt,
         )
+        if (received := submission.received) is not None:
+            self.probe.transferred(
+                index,
+                received.handle.num_bytes,
+                start_ns=received.handle.asked_ns,
+                end_ns=received.end_ns,
+                peer=received.handle.engine_id,
+                peer_request_id=received.handle.request_id,
+            )
         own_stops = () if sampling.ignore_eos else config.eos_token_ids
         seed = self.options.seed + self._num_enqueued if sampling.seed is None else sampling.seed
         self._num_enqueued += 1
@@ -364,6 +391,7 @@ class Engine:
             stop_ids=frozenset(sampling.stop_token_ids).union(own_stops),
             seed=seed,
             ngrams=NgramIndex() if self.options.speculative == "ngram" else None,
+            received=submission.received,
         )
         self._requests[request.request_id] = request
         self.scheduler.enqueue(request)
@@ -478,6 +506,8 @@ class Engine:
         for part in plan.slices:
             if self._is_live(part.request):
                 self.scheduler.advance(part)
+        if self.outbox is not None:
+            outputs = [_with_kv(output, self.outbox) for output in outputs]
         if outputs:
             indices = [output.request.index for output in outputs]
             counts = [len(output.tokens) for output in outputs]
@@ -579,3 +609,13 @@ def _append(request: Request, tokens: list[int]) -> Output:
         if finish is not None:
             return Output(request, tokens[:num], finish)
     return Output(request, tokens, None)
+
+
+def _with_kv(output: Output, outbox: Outbox) -> Output:
+    """Share the prompt's KV of a request that has finished; it fails alone without memory."""
+    request = output.request
+    if output.finish is None:
+        return output
+    # The receiver computes the last token itself: the next one is sampled from its logits.
+    kv = outbox.share(request.request_id, request.blocks, request.num_prompt - 1)
+    return Output(request, output.tokens, "error" if kv is None else output.finish, kv)

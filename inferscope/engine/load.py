@@ -130,6 +130,7 @@ def describe_model(
         num_blocks=num_blocks,
         options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
         num_threads=options.num_threads if device.type == "cpu" else 0,
+        role=options.role,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inferscope.engine.disagg import ReceivedKv
 from inferscope.engine.kv import ROOT
 from inferscope.engine.speculative import NgramIndex
 from inferscope.errors import BadInput, InferScopeError
@@ -117,6 +118,8 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     sampling: Sampling
     external_id: str | None
     parent: str
+    trace: str
+    received: ReceivedKv | None
     arrived_ns: int
 
 
@@ -143,6 +146,7 @@ class Request:
         num_published: Number of published blocks, counted from the first.
         sequence_slot: Row in the runner's tables while it runs, else -1.
         has_run: Whether it has been admitted at least once.
+        received: KV of its first tokens from a prefill engine; None once it is in the blocks.
     """
 
     index: RequestIndex
@@ -165,6 +169,7 @@ class Request:
     num_published: int = 0
     sequence_slot: int = -1
     has_run: bool = False
+    received: ReceivedKv | None = None
 
     @property
     def todo(self) -> int:

@@ -6,7 +6,7 @@ per sequence slot, and a step writes only the new blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -167,8 +167,19 @@ class Runner:
     def close(self) -> None:
         """Do nothing: the buffers are freed with the runner."""
 
+    def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
+        """Return the bytes of the keys and values of a request's first tokens."""
+        with self._on:
+            kv = self._attention.read_tokens(blocks, num_tokens).cpu()
+        return kv.view(torch.uint8).numpy().data.cast("B")
+
     def prepare(self, plan: Plan) -> Batch:
         """Write a plan into the buffers; a batch is valid until the next is prepared."""
+        for request in plan.admitted:
+            if request.received is not None:
+                start = request.num_published * self._block_tokens
+                content, request.received = request.received.content, None
+                self._attention.write_tokens(request.blocks, start, content)
         if self._copied is not None:
             # The device may not have read the buffers of the step before yet.
             self._copied.synchronize()

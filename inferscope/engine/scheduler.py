@@ -233,7 +233,10 @@ class Scheduler:
         request.blocks = list(match.blocks)
         request.chain = match.chain
         request.num_published = len(match.blocks)
-        request.computed = found = len(match.blocks) * self.pool.block_tokens
+        found = len(match.blocks) * self.pool.block_tokens
+        if request.received is not None:  # its first slice allocates their blocks
+            found = max(found, request.received.handle.num_tokens)
+        request.computed = found
         # After a preemption, only tokens that were never computed count as cached.
         request.cached_tokens += max(0, found - request.ever_computed)
         request.ever_computed = max(request.ever_computed, found)
