@@ -120,6 +120,18 @@ class LongestGap:
 
 
 @dataclass(frozen=True)
+class PrefillLeg:
+    """Part of a request that another engine computed, which then sent its KV blocks."""
+
+    engine_id: str
+    """Name of the other engine, or its address."""
+    num_bytes: int
+    """Bytes of the KV blocks."""
+    ledger_ns: dict[str, int] = field(default_factory=dict)
+    """Where its time went there, by cause; empty where its records are not in the source."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """One request, its steps and the requests that shared them."""
 
@@ -185,3 +197,5 @@ class Facts:
     """Whether the records are marked as synthetic."""
     is_counted: bool = True
     """Whether its FLOPs and bytes are known from the model's shape."""
+    prefill_legs: tuple[PrefillLeg, ...] = ()
+    """Parts that other engines computed, in the order of their transfers."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from inferscope.attribution import LatencyLimit, breaches, is_met
 from inferscope.errors import NotFound
-from inferscope.fold import FinalRequest
-from inferscope.insight.facts import Facts
+from inferscope.fold import FinalRequest, KvTransfer
+from inferscope.insight.facts import Facts, PrefillLeg
 from inferscope.insight.peers import PeerSink
 from inferscope.insight.request_observer import RequestObserver
 from inferscope.readers import (
@@ -76,6 +76,39 @@ class RequestSource:
         Raises:
             NotFound: the fold does not know the request.
         """
+        facts, final, peers = self._observe(ref, refs, is_whole=bool(objectives or promised))
+        if promised is not None:
+            asked = {objective.metric for objective in objectives}
+            limits = latency_limits(promised.of_model(facts.model))
+            objectives += tuple(limit for limit in limits if limit.metric not in asked)
+        notes = self.notes
+        transfers = () if final is None else final.transfers
+        facts = replace(facts, prefill_legs=tuple(map(self._prefill_leg, transfers)))
+        self.notes = notes
+        return _judged(facts, final, objectives, peers)
+
+    def _prefill_leg(self, transfer: KvTransfer) -> PrefillLeg:
+        """Return the sender's part of a request, with its ledger if its records are here."""
+        leg = PrefillLeg(transfer.peer, transfer.num_bytes)
+        name = transfer.peer_request_id
+        refs = self.refs(name) if name else []
+        for ref in refs:
+            if (ref.engine_id, ref.request_id) == (transfer.peer, name):
+                try:
+                    facts, *_ = self._observe(ref, refs, is_whole=False)
+                except NotFound:
+                    break
+                return replace(leg, ledger_ns=facts.row.ledger_ns)
+        return leg
+
+    def _observe(
+        self, ref: RequestRef, refs: Iterable[RequestRef], *, is_whole: bool
+    ) -> tuple[Facts, FinalRequest | None, tuple[FinalRequest, ...]]:
+        """Fold the records up to a request's end, or all; return its facts, itself and its peers.
+
+        Raises:
+            NotFound: the fold does not know the request.
+        """
         names = {
             other.request_id: other.external_id or other.request_id
             for other in refs
@@ -84,7 +117,7 @@ class RequestSource:
         observer, peers = RequestObserver(ref, names), PeerSink(ref.engine_id)
         source = self._open(ref, observer, peers)
         try:
-            _advance(source, None if objectives or promised else observer)
+            _advance(source, None if is_whole else observer)
             facts = observer.facts(source.collector)
         finally:
             source.close()
@@ -94,11 +127,7 @@ class RequestSource:
                 f"{ref.request_id} is named in {self.name}, but its records are gone: the ring"
                 " has been overwritten since. Record longer, or enlarge INFERSCOPE_RING_MB."
             )
-        if promised is not None:
-            asked = {objective.metric for objective in objectives}
-            limits = latency_limits(promised.of_model(facts.model))
-            objectives += tuple(limit for limit in limits if limit.metric not in asked)
-        return _judged(facts, observer.final, objectives, tuple(peers.requests))
+        return facts, observer.final, tuple(peers.requests)
 
     def _open(
         self, ref: RequestRef, observer: RequestObserver, peers: PeerSink

@@ -76,7 +76,8 @@ def _prefill_own(ns: int, facts: Facts) -> str:
     )
     if not cached:
         return phrases
-    phrases += f", {many(cached, 'token')} came from the prefix cache"
+    origin = "another engine or the prefix cache" if facts.prefill_legs else "the prefix cache"
+    phrases += f", {many(cached, 'token')} came from {origin}"
     if not facts.saved_ns:
         return phrases
     return f"{phrases}, which would have taken about {duration(facts.saved_ns)} (modelled)"
@@ -172,6 +173,21 @@ def _recompute(ns: int, facts: Facts) -> str:
     return many(num_tokens, "token") if num_tokens else ""
 
 
+def _kv_transfer(ns: int, facts: Facts) -> str:
+    return "; ".join(
+        f"{leg.num_bytes:,} bytes from engine {leg.engine_id}{_spent_there(leg.ledger_ns)}"
+        for leg in facts.prefill_legs[:NUM_NAMED]
+    )
+
+
+def _spent_there(ledger_ns: dict[str, int]) -> str:
+    ranked = sorted(ledger_ns.items(), key=lambda item: (-item[1], item[0]))
+    phrases = [f"{duration(ns)} {cause}" for cause, ns in ranked[:NUM_NAMED] if ns]
+    if not phrases:
+        return ""
+    return f", which took {duration(sum(ledger_ns.values()))} ({', '.join(phrases)})"
+
+
 def _output(ns: int, facts: Facts) -> str:
     num_tokens = facts.row.output_tokens
     return f"{duration(ns / num_tokens)} a token" if num_tokens else ""
@@ -192,6 +208,7 @@ _EVIDENCE: dict[str, Callable[[int, Facts], str]] = {
     "not_scheduled": _not_scheduled,
     "preempted": _preempted,
     "recompute": _recompute,
+    "kv_transfer": _kv_transfer,
     "output": _output,
     UNBOOKED: _not_booked,
 }

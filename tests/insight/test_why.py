@@ -16,7 +16,7 @@ from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.prompt_parts import PromptPart
 from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.fold.snapshots import RequestRow
-from inferscope.insight.facts import Computing, Facts, Waiting
+from inferscope.insight.facts import Computing, Facts, PrefillLeg, Waiting
 from inferscope.insight.request_observer import RequestObserver
 from inferscope.readers.request_index import requests_in_recording
 from inferscope.readers.source import RecordingSource
@@ -350,3 +350,16 @@ def test_a_request_without_a_ledger_is_said_to_have_none(is_over: bool) -> None:
     text = report_lines(report, width=100)
     assert "frontend" not in text
     assert "its first token came after 100" in text
+
+
+def test_kv_transfer_names_the_sender_and_its_largest_causes(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    spent_ns = {"queue": 3_000_000, "prefill_own": 9_000_000, "output": 1_000_000, "cpu_gap": 5_000}
+    legs = PrefillLeg("prefill-0", 2048, spent_ns), PrefillLeg("10.0.0.1:5600", 4096)
+    facts = replace(everyone[0][0], prefill_legs=legs)
+    assert sentence("kv_transfer", 20_000_000, facts).partition(": ")[2] == (
+        "2,048 bytes from engine prefill-0, which took 13.0 ms (9.0 ms prefill_own, 3.0 ms queue, "
+        "1.0 ms output); 4,096 bytes from engine 10.0.0.1:5600"
+    )
+    assert ":" not in sentence("kv_transfer", 20_000_000, everyone[0][0])
