@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+from dataclasses import replace
+from pathlib import Path
 
 from inferscope.cli.arg_types import above_zero, utf8
 from inferscope.cli.counters import add_counters_option, start_sampler
@@ -76,6 +78,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--worker", action="store_true", help="run the model in a process of its own"
     )
+    engine.add_argument(
+        "--disaggregate",
+        action="store_true",
+        help="prefill in one engine process and decode in another; KV goes over shared memory",
+    )
+    engine.add_argument(
+        "--role",
+        choices=("prefill", "decode"),
+        help="start one of the two engines; only the decode engine has an API",
+    )
+    engine.add_argument(
+        "--kv-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory in which --role engines of one host find each other; the prefill engine "
+        "starts first",
+    )
     add_counters_option(parser.add_argument_group("counters"))
     parser.epilog = """examples:
   inferscope serve builtin
@@ -99,14 +118,22 @@ def run(options: argparse.Namespace) -> int:
         client_timeout_s=options.client_timeout,
         max_connections=options.max_connections,
         in_worker=options.worker,
-        options=engine_options(options, seed=options.seed),
+        is_disaggregated=options.disaggregate,
+        kv_folder=options.kv_dir,
+        options=replace(engine_options(options, seed=options.seed), role=options.role or "both"),
     )
     name = engine_id()  # before the children start: they inherit it
-    listening = listen(options.host, options.port)
+    listening = None if options.role == "prefill" else listen(options.host, options.port)
     start_sampler(options.counters)
-    port = listening.getsockname()[1]
 
     def on_ready() -> None:
+        if listening is None:
+            write_status(
+                f"prefill engine of {settings.served_name} is ready; start the decode engine with "
+                f"--role decode --kv-dir {options.kv_dir}; watch: inferscope attach {name}"
+            )
+            return
+        port = listening.getsockname()[1]
         host = "127.0.0.1" if options.host in _ANYWHERE else options.host
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         ask = f'{{"model": "{settings.served_name}", "prompt": "def main", "max_tokens": 32}}'
@@ -127,3 +154,23 @@ def _check(options: argparse.Namespace) -> None:
         raise BadInput(f"--max-connections is {options.max_connections}. Give 1 or more.")
     if not 1 <= options.api_servers <= _MAX_API_SERVERS:
         raise BadInput(f"--api-servers is {options.api_servers}. Give 1 to {_MAX_API_SERVERS}.")
+    _check_roles(options)
+
+
+def _check_roles(options: argparse.Namespace) -> None:
+    """Refuse options of disaggregated serving that exclude or miss each other."""
+    if options.disaggregate and options.role:
+        raise BadInput("--disaggregate starts both roles. Leave out --role.")
+    if (options.role is None) != (options.kv_dir is None):
+        raise BadInput(
+            "--role and --kv-dir belong together. Give both, or --disaggregate for both engines."
+        )
+    if options.worker and (options.disaggregate or options.role):
+        raise BadInput(
+            "--worker holds the KV in another process, which does not share it. Leave it out."
+        )
+    if options.role == "decode" and not (options.kv_dir / "prefill" / "core").exists():
+        raise BadInput(
+            f"--kv-dir {options.kv_dir} has no prefill engine. Start it first: "
+            f"inferscope serve {options.model} --role prefill --kv-dir {options.kv_dir}"
+        )

@@ -33,6 +33,7 @@ from inferscope.engine.server.parent import (
     listen_to_parent,
     send_to_parent,
 )
+from inferscope.engine.server.router import EngineLink, Router
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 
@@ -54,6 +55,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
         drain_s: seconds that requests may continue after the stop command.
         client_timeout_s: seconds without progress of a client that sends or reads.
         max_connections: maximum number of open client connections.
+        prefill_folder: directory of the prefill engine's socket; None without one.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ApiSettings(msgspec.Struct, frozen=True):
     drain_s: float
     client_timeout_s: float
     max_connections: int
+    prefill_folder: str | None = None
 
 
 class _Server(uvicorn.Server):
@@ -83,7 +86,7 @@ class _Process:
     def __init__(self, settings: ApiSettings) -> None:
         self._settings = settings
         self._exchanges: set[Exchange] = set()
-        self._link: Link | None = None
+        self._link: EngineLink | None = None
         self._server: _Server | None = None
         self._is_core_unreachable = False
 
@@ -98,7 +101,11 @@ class _Process:
         )
         tokenizer = load_tokenizer(settings.model)
         template = load_template(settings.model)
-        link = self._link = Link(Path(settings.folder), settings.name)
+        decode = Link(Path(settings.folder), settings.name)
+        link: EngineLink = decode
+        if settings.prefill_folder is not None:
+            link = Router(decode, Path(settings.prefill_folder), settings.name)
+        self._link = link
         welcome = await link.connect()
         probe = Probe.open(welcome.info, role="frontend", rank=settings.rank)
         context = FrontEndContext(
@@ -167,7 +174,7 @@ class _Process:
             exchange.end_early(reason)
 
 
-def _shed(link: Link, probe: Probe) -> None:
+def _shed(link: EngineLink, probe: Probe) -> None:
     """Record a rejected connection, whose request was not read, as shed."""
     index = probe.received(link.name_request())
     probe.finished(index, "shed")

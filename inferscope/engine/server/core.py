@@ -8,6 +8,7 @@ core discards its messages and cancels its requests, and the supervisor kills it
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from inferscope.engine.capacity import check_length, describe_pool
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.core import Engine, Output
 from inferscope.engine.devices import step_timer
+from inferscope.engine.disagg import TransferFailed, receive
 from inferscope.engine.load import describe, load_engine
 from inferscope.engine.request import BadRequest, QueueFull
 from inferscope.engine.server.parent import (
@@ -107,7 +109,15 @@ class Core:
     def __init__(self, engine: Engine, info: EngineInfo, folder: Path) -> None:
         """Bind the sockets in a folder; the engine must not be started yet."""
         self._engine = engine
-        self._welcome = encode(Welcome(info, engine.max_model_tokens, engine.model.config.vocab))
+        self._welcome = encode(
+            Welcome(
+                info,
+                engine.max_model_tokens,
+                engine.model.config.vocab,
+                os.getpid(),
+                engine.options.seed,
+            )
+        )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.linger = LINGER_MS
@@ -133,6 +143,8 @@ class Core:
                 self._receive(self._inbox.recv_multipart())
             self._send_welcomes()
             self._report_stuck()
+            if self._engine.outbox is not None:
+                self._engine.outbox.sweep()
         self._engine.close()
         for link in self._links.values():
             link.close(linger_ms=LINGER_MS)
@@ -207,6 +219,14 @@ class Core:
             return
         if link.is_broken:
             return
+        received = None
+        if submission.kv is not None:
+            try:
+                received = receive(submission.kv)
+            except TransferFailed as error:
+                logger.error("request %s failed: %s", submission.request_id, error)
+                self._refuse(identity, submission, "no_kv", str(error))
+                return
         # Set before `submit`: the first output may arrive before it returns.
         self._link_of[submission.request_id] = link
         try:
@@ -216,6 +236,8 @@ class Core:
                 request_id=submission.request_id,
                 external_id=submission.external_id,
                 parent=submission.parent,
+                trace=submission.trace,
+                received=received,
             )
         except InferScopeError as error:
             self._link_of.pop(submission.request_id, None)
@@ -240,12 +262,14 @@ class Core:
                 continue
             step = steps.get(link)
             if step is None:
-                step = steps[link] = Step([], [], {}, {})
+                step = steps[link] = Step([], [], {}, {}, {})
             step.request_ids.append(request_id)
             step.tokens.append(output.tokens)
             if output.finish is not None:
                 step.ends[request_id] = output.finish
                 del link_of[request_id]
+            if output.kv is not None:
+                step.kv[request_id] = output.kv
             if request.cached_tokens and request.num_output <= len(output.tokens):
                 step.cached_tokens[request_id] = request.cached_tokens
         for link, step in steps.items():
@@ -296,7 +320,9 @@ def main() -> int:
         engine.probe = Probe.open(info, timer=step_timer(engine.model.device))
         probes.append(engine.probe)
         core = Core(engine, info, Path(settings.folder))
-        send_to_parent(Ready(describe_pool(engine.model, engine.options, engine.pool.num_blocks)))
+        note = describe_pool(engine.model, engine.options, engine.pool.num_blocks)
+        role = settings.options.role
+        send_to_parent(Ready(note if role == "both" else f"{role} engine: {note}"))
         core.serve(commands)
     except InferScopeError as error:
         send_to_parent(Failed(str(error), error.exit_code))

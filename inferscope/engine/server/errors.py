@@ -63,6 +63,8 @@ def refusal(refused: Refused) -> ApiError:
         )
     if refused.kind in ("stopped", "lost"):
         return ApiError(503, refused.message, code="engine_stopped")
+    if refused.kind == "no_kv":
+        return ApiError(503, refused.message, code="kv_transfer_failed")
     if refused.kind == "failed":
         return ended_early("error")
     return ApiError(400, refused.message, param="prompt", code="invalid_prompt")

@@ -28,8 +28,8 @@ from inferscope.engine.server.errors import (
     ended_early,
     refusal,
 )
-from inferscope.engine.server.link import Link
 from inferscope.engine.server.protocol import GenerationCall
+from inferscope.engine.server.router import EngineLink
 from inferscope.engine.server.wire import Refusal, Refused
 from inferscope.engine.tokenizer import Tokenizer, encode_sections
 from inferscope.probe import LEAST_BLOCKED_NS, Parts, Probe
@@ -51,7 +51,7 @@ class FrontEndContext:
     """
 
     tokenizer: Tokenizer
-    link: Link
+    link: EngineLink
     probe: Probe
     delivery_log: DeliveryLog
     exchanges: set[Exchange]
@@ -105,6 +105,7 @@ _FINISHES: dict[Refusal, Finish] = {
     "queue_full": "shed",
     "stopped": "error",
     "failed": "error",
+    "no_kv": "error",
 }
 
 
@@ -237,6 +238,7 @@ class Exchange:
                 choice,
                 external_id=self._origin.external_id,
                 parent=self.choices[0].request_id if choice.number else "",
+                trace=self._origin.trace,
             )
             choice.is_submitted = True
 

@@ -15,19 +15,21 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from inferscope.engine.config import EngineOptions
+from inferscope.engine.config import EngineOptions, Role
 from inferscope.engine.server.parent import CORE_GONE, STOP, Failed, Ready, Stuck
 from inferscope.errors import BadInput, InferScopeError
-from inferscope.probe import engine_id
+from inferscope.probe import ENGINE_ID_VARIABLE, engine_id
 
 _CORE = "engine"
+_PREFILL = "prefill"
+"""Name of the prefill engine's core, of its directory of sockets, and end of its engine ID."""
 _CORE_EXIT_NOTICE_S = 1.0
 """Seconds that API servers respond with 503 after the core has exited."""
 _CORE_GRACE_S = 5.0
@@ -44,7 +46,12 @@ _LONGEST_ADDRESS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Settings of a server."""
+    """Settings of a server.
+
+    Attributes:
+        is_disaggregated: whether a prefill engine is started beside the engine, which decodes.
+        kv_folder: directory in which a prefill engine and decode engines started elsewhere meet.
+    """
 
     model: str
     served_name: str
@@ -56,6 +63,8 @@ class ServeSettings:
     max_connections: int = 2048
     options: EngineOptions = field(default_factory=EngineOptions)
     in_worker: bool = False
+    is_disaggregated: bool = False
+    kv_folder: Path | None = None
 
 
 @dataclass
@@ -144,14 +153,21 @@ class Supervisor:
     """Supervisor of the processes of one server."""
 
     def __init__(
-        self, settings: ServeSettings, listening: socket.socket, notify: Callable[[str], object]
+        self,
+        settings: ServeSettings,
+        listening: socket.socket | None,
+        notify: Callable[[str], object],
     ) -> None:
-        """Set up on a listening socket; `notify` prints a line to the user."""
+        """Set up on a listening socket; `notify` prints a line to the user.
+
+        A prefill engine has no API servers, and so no listening socket.
+        """
         self._settings = settings
         self._listening = listening
         self._notify = notify
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._core: _Child | None = None
+        self._prefill: _Child | None = None
         self._servers: list[_Child] = []
         self._watchers: set[asyncio.Task[None]] = set()
         self._num_started = 0
@@ -168,14 +184,16 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._events.put_nowait, _Signal(number))
-        folder = Path(tempfile.mkdtemp(prefix="inferscope-serve-"))
-        if len(str(folder)) > _LONGEST_ADDRESS - len("/api-00.000"):
+        folder = self._make_folder()
+        if len(str(folder)) > _LONGEST_ADDRESS - len("/prefill/api-00.000-1234567"):
             shutil.rmtree(folder)
-            raise BadInput(f"{folder} is too long for local sockets. Set TMPDIR to a shorter path.")
+            raise BadInput(
+                f"{folder} is too long for local sockets. Choose a shorter TMPDIR or --kv-dir."
+            )
         try:
             await self._serve(folder, on_ready)
             await self._stop_servers()
-            await self._stop_core()
+            await self._stop_cores()
             return True
         except _StopRequested:
             return False
@@ -185,9 +203,13 @@ class Supervisor:
 
     async def _serve(self, folder: Path, on_ready: Callable[[], object]) -> None:
         self._core = await self._start_core(folder)
-        for rank in range(self._settings.num_api_servers):
-            self._servers.append(await self._start_server(folder, rank))
-        while not all(child.is_ready for child in (self._core, *self._servers)):
+        if self._settings.is_disaggregated:
+            (folder / _PREFILL).mkdir()
+            self._prefill = await self._start_prefill(folder)
+        if self._listening is not None:
+            for rank in range(self._settings.num_api_servers):
+                self._servers.append(await self._start_server(folder, rank))
+        while not all(child.is_ready for child in self._children()):
             event = await self._events.get()
             if isinstance(event, _Signal):
                 raise _StopRequested
@@ -203,6 +225,8 @@ class Supervisor:
                 self._on_message(event)
             elif event.child is self._core:
                 await self._announce_core_exit(event)
+            elif event.child is self._prefill:
+                await self._replace_prefill(event, folder)
             else:
                 await self._replace(event, folder)
 
@@ -245,24 +269,73 @@ class Supervisor:
         )
         self._servers.append(await self._start_server(folder, child.rank))
 
+    async def _replace_prefill(self, ended: _Ended, folder: Path) -> None:
+        """Start a prefill engine in place of one that has exited; API servers reconnect."""
+        if not ended.child.is_ready:
+            raise _cannot_start(ended)
+        self._notify(
+            f"{_title(ended.child)} {_describe_exit(ended.code)}; requests in prefill fail, "
+            "another one starts."
+        )
+        self._prefill = await self._start_prefill(folder)
+
     # --- children -----------------------------------------------------------------------------
 
+    def _children(self) -> list[_Child]:
+        return [child for child in (self._core, self._prefill, *self._servers) if child is not None]
+
+    def _make_folder(self) -> Path:
+        """Create the directory of sockets; a prefill engine's is found by decode engines.
+
+        Raises:
+            BadInput: another prefill engine has it.
+        """
+        options, kv_folder = self._settings.options, self._settings.kv_folder
+        if options.role != "prefill" or kv_folder is None:
+            return Path(tempfile.mkdtemp(prefix="inferscope-serve-"))
+        folder = kv_folder / _PREFILL
+        try:
+            kv_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise BadInput(
+                f"{folder} exists: a prefill engine uses it, or was killed. Choose another "
+                "--kv-dir, or remove it."
+            ) from None
+        except OSError as error:
+            raise BadInput(
+                f"cannot create {folder}: {error.strerror}. Choose another --kv-dir."
+            ) from None
+        return folder
+
     async def _start_core(self, folder: Path) -> _Child:
+        role = "decode" if self._settings.is_disaggregated else self._settings.options.role
+        return await self._start_engine(_CORE, folder, role)
+
+    async def _start_prefill(self, folder: Path) -> _Child:
+        own_id = {ENGINE_ID_VARIABLE: f"{engine_id()}-{_PREFILL}"}
+        return await self._start_engine(_PREFILL, folder / _PREFILL, "prefill", own_id)
+
+    async def _start_engine(
+        self, name: str, folder: Path, role: Role, environment: Mapping[str, str] | None = None
+    ) -> _Child:
         options = self._settings
         settings = {
             "model": options.model,
             "served_name": options.served_name,
             "folder": str(folder),
-            "options": options.options,
+            "options": replace(options.options, role=role),
             "in_worker": options.in_worker,
         }
         modules = ("inferscope.engine.start", "inferscope.engine.server.core")
-        return await self._start(_CORE, *modules, settings=settings)
+        return await self._start(name, *modules, settings=settings, environment=environment or {})
 
     async def _start_server(self, folder: Path, rank: int) -> _Child:
         options = self._settings
+        assert self._listening is not None
         name = f"api-{self._num_started}"
         self._num_started += 1
+        kv_folder = folder if options.is_disaggregated else options.kv_folder
         settings = {
             "name": name,
             "rank": rank,
@@ -273,12 +346,23 @@ class Supervisor:
             "drain_s": options.drain_s,
             "client_timeout_s": options.client_timeout_s,
             "max_connections": options.max_connections,
+            "prefill_folder": None if kv_folder is None else str(kv_folder / _PREFILL),
         }
-        child = await self._start(name, "inferscope.engine.server.api", settings=settings)
+        handle = self._listening.fileno()
+        child = await self._start(
+            name, "inferscope.engine.server.api", settings=settings, handles=[handle]
+        )
         child.rank = rank
         return child
 
-    async def _start(self, name: str, *modules: str, settings: dict[str, object]) -> _Child:
+    async def _start(
+        self,
+        name: str,
+        *modules: str,
+        settings: dict[str, object],
+        handles: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> _Child:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -286,11 +370,11 @@ class Supervisor:
             msgspec.json.encode(settings).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=[] if name == _CORE else [self._listening.fileno()],
+            pass_fds=handles,
             # Only the supervisor handles Ctrl-C. The tokenizer's threads would compete with the
             # engine.
             start_new_session=True,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
         )
         child = _Child(name, process)
         watcher = asyncio.create_task(self._watch(child))
@@ -328,10 +412,11 @@ class Supervisor:
             child.send(STOP)
         await self._wait_for(self._servers, self._settings.drain_s + _API_GRACE_S)
 
-    async def _stop_core(self) -> None:
-        assert self._core is not None
-        self._core.send(STOP)
-        await self._wait_for([self._core], _CORE_GRACE_S)
+    async def _stop_cores(self) -> None:
+        cores = [child for child in (self._core, self._prefill) if child is not None]
+        for child in cores:
+            child.send(STOP)
+        await self._wait_for(cores, _CORE_GRACE_S)
 
     async def _wait_for(self, children: list[_Child], grace_s: float) -> None:
         """Wait for children to exit, then kill them; a second signal ends the wait."""
@@ -348,7 +433,7 @@ class Supervisor:
             pass
 
     async def _kill_all(self) -> None:
-        children = [child for child in (self._core, *self._servers) if child is not None]
+        children = self._children()
         for child in children:
             _kill(child)
         await asyncio.gather(*(child.ended.wait() for child in children))
@@ -369,6 +454,8 @@ def _cannot_start(ended: _Ended) -> InferScopeError:
 
 
 def _title(child: _Child) -> str:
+    if child.name == _PREFILL:
+        return "the prefill engine's process"
     return "the engine's process" if child.name == _CORE else f"API server {child.rank}"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import zmq
 import zmq.asyncio
 
+from inferscope.engine.disagg import KvHandle, discard
 from inferscope.engine.request import Finish, Sampling
 from inferscope.engine.server.wire import (
     LINGER_MS,
@@ -60,9 +61,18 @@ class Link:
         is_lost: whether the core has exited; then every request is rejected.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        """Set up under a name that no other API server of this engine has or had."""
+    def __init__(
+        self, folder: Path, name: str, *, on_kv: Callable[[str, KvHandle], None] | None = None
+    ) -> None:
+        """Set up the link.
+
+        Args:
+            folder: directory of the core's socket.
+            name: name that no other API server of this engine has or had.
+            on_kv: callback for the KV of a finished prompt, in place of its receiver's last call.
+        """
         self.is_lost = False
+        self._on_kv = on_kv or (lambda request_id, kv: discard(kv))
         self._name = name
         self._address = server_address(folder, name)
         self._core_address = core_address(folder)
@@ -107,12 +117,16 @@ class Link:
         *,
         external_id: str | None,
         parent: str,
+        trace: str = "",
+        kv: KvHandle | None = None,
     ) -> None:
         """Submit a request whose outputs go to the receiver."""
         if self.is_lost:
+            if kv is not None:
+                discard(kv)
             receiver.take_refusal(Refused(request_id, "stopped", _CORE_EXITED))
             return
-        message = encode(Submit(request_id, list(prompt), sampling, external_id, parent))
+        message = encode(Submit(request_id, list(prompt), sampling, external_id, parent, trace, kv))
         self._receivers[request_id] = receiver
         self._out.send(message)
 
@@ -163,6 +177,9 @@ class Link:
             for request_id, num_tokens in message.cached_tokens.items():
                 if (receiver := receivers.get(request_id)) is not None:
                     receiver.take_cached_tokens(num_tokens)
+            for request_id, kv in message.kv.items():
+                receivers.pop(request_id, None)
+                self._on_kv(request_id, kv)
             for request_id, tokens in zip(message.request_ids, message.tokens, strict=True):
                 finish = message.ends.get(request_id)
                 receiver = receivers.get(request_id)

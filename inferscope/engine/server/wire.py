@@ -7,6 +7,9 @@
 There are two sockets per API server because a ZeroMQ socket belongs to one thread. The step loop
 sends a step's outputs itself, one message per API server with outputs, and waits for no other
 thread.
+
+With a prefill and a decode engine, an API server has such sockets to the core of each; see
+`router.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from inferscope.engine.disagg import KvHandle
 from inferscope.engine.request import Finish, Sampling
 from inferscope.engine.stats import EngineStats
 from inferscope.records import EngineInfo
@@ -25,9 +29,10 @@ MOST_UNREAD_STEPS = 2000
 LINGER_MS = 500
 """Milliseconds to send the last messages when a process exits."""
 
-Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost", "failed"]
+Refusal: TypeAlias = Literal["bad_request", "queue_full", "stopped", "lost", "failed", "no_kv"]
 """Reason of a rejection. The API server itself sets `lost` (the core exited before the request
-ended) and `failed` (the request's text could not be processed)."""
+ended) and `failed` (the request's text could not be processed). `no_kv`: the KV of its prompt did
+not arrive from the prefill engine."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=0, array_like=True):
@@ -45,6 +50,10 @@ class Submit(msgspec.Struct, frozen=True, tag=1, array_like=True):
     sampling: Sampling
     external_id: str | None
     parent: str
+    trace: str = ""
+    """W3C trace context, if the API server does not record it in this engine."""
+    kv: KvHandle | None = None
+    """KV of the prompt, shared by a prefill engine."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=2, array_like=True):
@@ -60,6 +69,9 @@ class Welcome(msgspec.Struct, frozen=True, tag=3, array_like=True):
     info: EngineInfo
     max_model_tokens: int
     vocab: int
+    pid: int
+    seed: int
+    """Seed of random weights, which are the model's identity."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=4, array_like=True):
@@ -82,6 +94,8 @@ class Step(msgspec.Struct, frozen=True, tag=5, array_like=True):
     """Finish reason by id of each request that ended."""
     cached_tokens: dict[str, int]
     """Prompt tokens from the prefix cache by request id, if any; sent with the first tokens."""
+    kv: dict[str, KvHandle] = {}
+    """KV of finished prompts by request id, if the engine only prefills."""
 
 
 class AskStats(msgspec.Struct, frozen=True, tag=6, array_like=True):
