@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,6 +159,14 @@ def _check(options: argparse.Namespace) -> None:
     _check_roles(options)
 
 
+def _is_listening(path: Path) -> bool:
+    """Return whether a process listens on a local socket."""
+    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+        client.connect(str(path))
+        return True
+    return False
+
+
 def _check_roles(options: argparse.Namespace) -> None:
     """Refuse options of disaggregated serving that exclude or miss each other."""
     if options.disaggregate and options.role:
@@ -169,7 +179,7 @@ def _check_roles(options: argparse.Namespace) -> None:
         raise BadInput(
             "--worker holds the KV in another process, which does not share it. Leave it out."
         )
-    if options.role == "decode" and not (options.kv_dir / "prefill" / "core").exists():
+    if options.role == "decode" and not _is_listening(options.kv_dir / "prefill" / "core"):
         raise BadInput(
             f"--kv-dir {options.kv_dir} has no prefill engine. Start it first: "
             f"inferscope serve {options.model} --role prefill --kv-dir {options.kv_dir}"

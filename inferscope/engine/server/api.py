@@ -101,10 +101,12 @@ class _Process:
         )
         tokenizer = load_tokenizer(settings.model)
         template = load_template(settings.model)
-        decode = Link(Path(settings.folder), settings.name)
-        link: EngineLink = decode
-        if settings.prefill_folder is not None:
-            link = Router(decode, Path(settings.prefill_folder), settings.name)
+        folder = Path(settings.folder)
+        link: EngineLink = (
+            Link(folder, settings.name)
+            if settings.prefill_folder is None
+            else Router(folder, Path(settings.prefill_folder), settings.name)
+        )
         self._link = link
         welcome = await link.connect()
         probe = Probe.open(welcome.info, role="frontend", rank=settings.rank)

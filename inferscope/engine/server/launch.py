@@ -185,7 +185,8 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._events.put_nowait, _Signal(number))
         folder = self._make_folder()
-        if len(str(folder)) > _LONGEST_ADDRESS - len("/prefill/api-00.000-1234567"):
+        longest_name = "/core" if self._listening is None else "/api-00.000-prefill"
+        if len(str(folder)) > _LONGEST_ADDRESS - len(longest_name):
             shutil.rmtree(folder)
             raise BadInput(
                 f"{folder} is too long for local sockets. Choose a shorter TMPDIR or --kv-dir."

@@ -62,19 +62,25 @@ class Link:
     """
 
     def __init__(
-        self, folder: Path, name: str, *, on_kv: Callable[[str, KvHandle], None] | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        own_folder: Path | None = None,
+        on_kv: Callable[[str, KvHandle], None] | None = None,
     ) -> None:
         """Set up the link.
 
         Args:
             folder: directory of the core's socket.
             name: name that no other API server of this engine has or had.
+            own_folder: directory of this end's socket; None for the core's.
             on_kv: callback for the KV of a finished prompt, in place of its receiver's last call.
         """
         self.is_lost = False
         self._on_kv = on_kv or (lambda request_id, kv: discard(kv))
         self._name = name
-        self._address = server_address(folder, name)
+        self._address = server_address(own_folder or folder, name)
         self._core_address = core_address(folder)
         self._context = zmq.asyncio.Context()
         self._out: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)

@@ -93,13 +93,12 @@ class Router:
         decode: link to the decode engine.
     """
 
-    def __init__(self, decode: Link, prefill_folder: Path, name: str) -> None:
-        """Set up on the directory of the prefill engine's socket."""
-        self.decode = decode
-        self._folder = prefill_folder
-        # Several decode servers may share a prefill engine.
-        self._name = f"{name}-{os.getpid()}"
-        self._prefill = Link(prefill_folder, self._name, on_kv=self._take_kv)
+    def __init__(self, folder: Path, prefill_folder: Path, name: str) -> None:
+        """Set up on the directories of the decode and the prefill engine's sockets."""
+        self.decode = Link(folder, name)
+        self._folder, self._prefill_folder, self._name = folder, prefill_folder, name
+        self._prefill = self._new_prefill_link()
+        self._welcome: Welcome | None = None
         self._prefill_pid = 0
         self._legs: dict[str, _Leg] = {}
         """Leg by request id in the prefill engine, until its KV arrives."""
@@ -115,9 +114,8 @@ class Router:
         Raises:
             BadInput: the engines serve different models.
         """
-        own, other = await asyncio.gather(self.decode.connect(), self._prefill.connect())
-        _check_same_model(own, other)
-        self._prefill_pid = other.pid
+        own = self._welcome = await self.decode.connect()
+        other = await self._connect_prefill()
         most = min(own.max_model_tokens, other.max_model_tokens)
         return msgspec.structs.replace(own, max_model_tokens=most)
 
@@ -201,16 +199,34 @@ class Router:
                 receiving.result()
             self._prefill.mark_lost()
             self._prefill.close()  # it removes its socket's file, which the next link creates
-            following = Link(self._folder, self._name, on_kv=self._take_kv)
-            self._prefill_pid = (await following.connect()).pid
-            self._prefill = following
+            self._prefill = self._new_prefill_link()
+            self._prefill.is_lost = True  # until it is connected
+            await self._connect_prefill()
+            self._prefill.is_lost = False
+
+    def _new_prefill_link(self) -> Link:
+        name = f"{self._name}-prefill"
+        return Link(self._prefill_folder, name, own_folder=self._folder, on_kv=self._take_kv)
+
+    async def _connect_prefill(self) -> Welcome:
+        """Connect to the prefill engine, which may still load its model.
+
+        Raises:
+            BadInput: it serves another model than the decode engine.
+        """
+        other = await self._prefill.connect()
+        assert self._welcome is not None
+        _check_same_model(self._welcome, other)
+        self._prefill_pid = other.pid
+        return other
 
 
 EngineLink: TypeAlias = Link | Router
 
 
 def _prefill_name(request_id: str) -> str:
-    return f"prefill-{request_id}"
+    # Several decode servers may share a prefill engine.
+    return f"prefill-{os.getpid()}-{request_id}"
 
 
 def _check_same_model(own: Welcome, other: Welcome) -> None:

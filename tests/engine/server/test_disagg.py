@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def wait_for(is_true: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -241,9 +242,23 @@ def test_roles_started_apart_serve_one_request(tmp_path: Path) -> None:
             assert status == 200
             (transfer,) = decode.final("apart").transfers
             assert transfer.peer == "served"
+            assert prefill.stop() == 0
+            assert list(Path(meeting).iterdir()) == []
+            assert decode.post("/v1/completions", BODY)[0] == 503
+            options = ("--role", "prefill", "--kv-dir", meeting)
+            with serving(tmp_path / "p", "builtin", *options) as following:
+                wait_for(
+                    lambda: decode.post("/v1/completions", BODY)[0] == 200, "it does not reconnect"
+                )
+                assert following.stop() == 0
             assert decode.stop() == 0
-        assert prefill.stop() == 0
-        assert list(Path(meeting).iterdir()) == []
+
+
+def test_the_socket_of_a_killed_prefill_engine_is_none(tmp_path: Path) -> None:
+    (tmp_path / "prefill").mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "prefill" / "core"))
+    assert "has no prefill engine" in refused("decode", str(tmp_path))
 
 
 @pytest.mark.parametrize(
