@@ -179,6 +179,15 @@ def _check_roles(options: argparse.Namespace) -> None:
         raise BadInput(
             "--worker holds the KV in another process, which does not share it. Leave it out."
         )
+    if options.overlap and (options.disaggregate or options.role):
+        raise BadInput(
+            "with --overlap a step is launched before the KV of the one before is complete, so it "
+            "cannot be handed over. Leave it out."
+        )
+    if options.speculative == "draft" and (options.disaggregate or options.role):
+        raise BadInput(
+            "the KV of a draft model is not handed over. Use --speculative ngram, or leave it out."
+        )
     if options.role == "decode" and not _is_listening(options.kv_dir / "prefill" / "core"):
         raise BadInput(
             f"--kv-dir {options.kv_dir} has no prefill engine. Start it first: "

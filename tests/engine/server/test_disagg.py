@@ -268,6 +268,8 @@ def test_the_socket_of_a_killed_prefill_engine_is_none(tmp_path: Path) -> None:
         (["--kv-dir", "x"], "--role and --kv-dir belong together"),
         (["--disaggregate", "--role", "decode", "--kv-dir", "x"], "Leave out --role"),
         (["--disaggregate", "--worker"], "--worker holds the KV in another process"),
+        (["--disaggregate", "--overlap"], "cannot be handed over"),
+        (["--disaggregate", "--speculative", "draft"], "the KV of a draft model"),
         (["--role", "decode", "--kv-dir", "nowhere"], "has no prefill engine"),
     ],
 )
