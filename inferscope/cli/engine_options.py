@@ -82,6 +82,11 @@ def add_engine_options(
         "--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)"
     )
     group.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="quantisation of the layers' weights: int8, int4 or fp8 (default: none)",
+    )
+    group.add_argument(
         "--device",
         default="auto",
         help="auto (a GPU if there is one), cpu or cuda:N (default: %(default)s)",
@@ -114,4 +119,5 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         seed=seed,
         max_model_tokens=options.max_model_len,
         num_threads=options.threads,
+        quantization=options.quantization,
     )

@@ -19,6 +19,7 @@ from inferscope.errors import BadInput
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Speculation: TypeAlias = Literal["ngram", "draft"]
+QuantizationName: TypeAlias = Literal["int8", "int4", "fp8"]
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 """Part of each request that an engine computes."""
 
@@ -132,6 +133,7 @@ class EngineOptions:
             threads beside other work took a step from 10 to 654 ms.
         role: Part of a request that the engine computes; a prefill engine shares the KV of each
             prompt with a decode engine (`disagg.py`).
+        quantization: Quantisation of the layers' matrices (`quantization.py`); None for none.
     """
 
     token_budget: int = 512
@@ -150,6 +152,7 @@ class EngineOptions:
     overlap: bool = False
     num_threads: int = 1
     role: Role = "both"
+    quantization: QuantizationName | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -170,6 +173,9 @@ class EngineOptions:
                 )
         if self.dtype not in ("auto", *_DTYPES):
             raise BadInput(f"dtype {self.dtype!r} is unknown. Use auto, {', '.join(_DTYPES)}.")
+        if self.quantization not in (None, *get_args(QuantizationName)):
+            known = ", ".join(get_args(QuantizationName))
+            raise BadInput(f"quantization {self.quantization!r} is unknown. Use {known}.")
 
     def _check_speculation(self) -> None:
         if self.draft_model is not None and self.speculative != "draft":

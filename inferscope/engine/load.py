@@ -10,11 +10,12 @@ import torch
 
 from inferscope import __version__
 from inferscope.engine import shapes
-from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
+from inferscope.engine.config import EngineOptions, read_checkpoint_config
 from inferscope.engine.core import Engine
 from inferscope.engine.devices import device_name, device_uuid, find_device
 from inferscope.engine.model import Model, Outline, build_model
 from inferscope.engine.model_names import BUILTIN, BUILTIN_DRAFT, model_folder
+from inferscope.engine.quantization import WEIGHT_BITS, quantizer
 from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
 from inferscope.errors import BadInput
@@ -56,10 +57,12 @@ def load_engine(
 def load_model(model: str, options: EngineOptions) -> Model:
     """Load or draw a model's weights on the device and in the dtype of the options.
 
-    The built-in model defaults to float32 on a CPU, where that is fastest.
+    The built-in model defaults to float32 on a CPU, where that is fastest, unless it is quantised.
+    A draft model is never quantised.
 
     Raises:
-        BadInput: the model or its draft model cannot be loaded, or the two do not fit each other.
+        BadInput: the model or its draft model cannot be loaded, the device cannot compute it, or
+            the two do not fit each other.
     """
     target = _load_one(model, options)
     if options.speculative != "draft":
@@ -69,7 +72,7 @@ def load_model(model: str, options: EngineOptions) -> Model:
         if model != BUILTIN:
             raise BadInput(f"{model} has no draft model of its own. Name one with --draft-model.")
         name = BUILTIN_DRAFT
-    draft = _load_one(name, options)
+    draft = _load_one(name, replace(options, quantization=None))
     if draft.config.vocab != target.config.vocab:
         raise BadInput(
             f"the draft model {name} has a vocabulary of {draft.config.vocab} tokens, and {model} "
@@ -88,17 +91,19 @@ def _load_one(model: str, options: EngineOptions) -> Model:
     if model.startswith(shapes.PREFIX):
         config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
         dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
-        weights = random_weights(config, seed=options.seed, dtype=dtype, device=device)
+        quantize = quantizer(options.quantization, dtype=dtype, device=device)
+        weights = random_weights(
+            config, seed=options.seed, dtype=dtype, device=device, quantize=quantize
+        )
     else:
         folder = model_folder(model)
         config = read_checkpoint_config(folder)
-        usual = (
-            "float32"
-            if model in (BUILTIN, BUILTIN_DRAFT) and device.type == "cpu"
-            else config.dtype
-        )
+        is_plain = options.quantization is None
+        is_builtin_on_cpu = model in (BUILTIN, BUILTIN_DRAFT) and device.type == "cpu"
+        usual = "float32" if is_builtin_on_cpu and is_plain else config.dtype
         dtype = DTYPES[usual if options.dtype == "auto" else options.dtype]
-        weights = load_weights(folder, config, dtype=dtype, device=device)
+        quantize = quantizer(options.quantization, dtype=dtype, device=device)
+        weights = load_weights(folder, config, dtype=dtype, device=device, quantize=quantize)
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
     return build_model(config, weights, max_tokens=max_tokens)
 
@@ -121,7 +126,7 @@ def describe_model(
         version=__version__,
         model=name,
         served_name=name,
-        shape=_shape(model.config, element_bits=8 * model.dtype.itemsize),
+        shape=_shape(model, options),
         device=device_name(device),
         device_uuid=device_uuid(device),
         max_running=options.max_running,
@@ -134,7 +139,9 @@ def describe_model(
     )
 
 
-def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
+def _shape(model: Model | Outline, options: EngineOptions) -> Shape:
+    config, element_bits = model.config, 8 * model.dtype.itemsize
+    name = options.quantization
     return Shape(
         num_layers=config.num_layers,
         hidden=config.hidden,
@@ -143,8 +150,9 @@ def _shape(config: ModelConfig, *, element_bits: int) -> Shape:
         head_dim=config.head_dim,
         ffn=config.ffn,
         vocab=config.vocab,
-        weight_bits=element_bits,
+        weight_bits=element_bits if name is None else WEIGHT_BITS[name],
         kv_bits=element_bits,
         activation_bits=element_bits,
         tied=config.is_tied,
+        head_bits=0 if name is None else element_bits,
     )

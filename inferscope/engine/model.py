@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferscope.engine.config import Llama3Rope, ModelConfig
+from inferscope.engine.quantization import linear
 from inferscope.engine.weights import ModelWeights
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -112,7 +113,7 @@ def forward(
     stream = functional.embedding(ids, weights.embedding)
     for layer_idx, layer in enumerate(weights.layers):
         normed = _norm(stream, layer.attention_norm, config)
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, num_rotated + config.num_kv_heads, config.head_dim)
         rotated = qkv[:, :num_rotated]
         if layer.qk_norm is not None:
@@ -125,10 +126,10 @@ def forward(
             rotated[:, config.num_heads :],
             qkv[:, num_rotated:],
         )
-        stream = stream + functional.linear(attended.flatten(1), layer.out)
+        stream = stream + linear(attended.flatten(1), layer.out)
         normed = _norm(stream, layer.ffn_norm, config)
-        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
-        stream = stream + functional.linear(functional.silu(gate) * up, layer.down)
+        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+        stream = stream + linear(functional.silu(gate) * up, layer.down)
     return functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
 
 

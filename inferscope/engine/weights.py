@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferscope.engine.config import DtypeName, ModelConfig
+from inferscope.engine.quantization import Matrix, Quantize, keep
 from inferscope.errors import BadInput
 
 TensorSource: TypeAlias = Callable[[str], Tensor]
@@ -48,13 +49,13 @@ class LayerWeights:
     """
 
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    out: Tensor
+    out: Matrix
     ffn_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,12 @@ class ModelWeights:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: Quantize = keep,
 ) -> ModelWeights:
     """Load the weights of a Hugging Face checkpoint from safetensors files.
 
@@ -85,11 +91,16 @@ def load_weights(
                 raise BadInput(f"{folder}: {name} holds infinite or NaN values. Download it again.")
             return loaded.to(device=device, dtype=dtype)
 
-        return _assemble(config, source)
+        return _assemble(config, source, quantize)
 
 
 def random_weights(
-    config: ModelConfig, *, seed: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: Quantize = keep,
 ) -> ModelWeights:
     """Draw seeded weights, scaled so that activations keep their magnitude across layers.
 
@@ -106,20 +117,22 @@ def random_weights(
         drawn = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator)
         return drawn.to(dtype)
 
-    return _assemble(config, source)
+    return _assemble(config, source, quantize)
 
 
-def _assemble(config: ModelConfig, source: TensorSource) -> ModelWeights:
+def _assemble(config: ModelConfig, source: TensorSource, quantize: Quantize) -> ModelWeights:
     embedding = source("model.embed_tokens.weight").contiguous()
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, idx, source) for idx in range(config.num_layers)),
+        layers=tuple(_layer(config, idx, source, quantize) for idx in range(config.num_layers)),
         norm=source("model.norm.weight"),
         head=embedding if config.is_tied else source("lm_head.weight").contiguous(),
     )
 
 
-def _layer(config: ModelConfig, layer_idx: int, source: TensorSource) -> LayerWeights:
+def _layer(
+    config: ModelConfig, layer_idx: int, source: TensorSource, quantize: Quantize
+) -> LayerWeights:
     def own(name: str) -> Tensor:
         return source(f"model.layers.{layer_idx}.{name}").contiguous()
 
@@ -133,13 +146,13 @@ def _layer(config: ModelConfig, layer_idx: int, source: TensorSource) -> LayerWe
         qk_norm = torch.cat([query, key])
     return LayerWeights(
         attention_norm=own("input_layernorm.weight"),
-        qkv=qkv,
+        qkv=quantize(qkv),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        out=own("self_attn.o_proj.weight"),
+        out=quantize(own("self_attn.o_proj.weight")),
         ffn_norm=own("post_attention_layernorm.weight"),
-        gate_up=torch.cat([own("mlp.gate_proj.weight"), own("mlp.up_proj.weight")]),
-        down=own("mlp.down_proj.weight"),
+        gate_up=quantize(torch.cat([own("mlp.gate_proj.weight"), own("mlp.up_proj.weight")])),
+        down=quantize(own("mlp.down_proj.weight")),
     )
 
 

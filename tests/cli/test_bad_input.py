@@ -98,6 +98,18 @@ def test_a_block_out_of_range_is_refused(tmp_path: Path, num: int) -> None:
     assert f"block_tokens is {num}. Give " in said
 
 
+def test_an_unknown_quantization_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    for verb in (("demo",), ("serve", "builtin", "--port", "0")):
+        said = one_line(*verb, "--quantization", "int3", rings=tmp_path, code=2)
+        assert "quantization 'int3' is unknown. Use int8, int4, fp8." in said
+
+
+def test_fp8_on_a_cpu_is_refused_when_the_engine_starts(tmp_path: Path) -> None:
+    given = ("--port", "0", "--device", "cpu", "--quantization", "fp8")
+    said = one_line("serve", "builtin", *given, rings=tmp_path, code=2)
+    assert "compute capability 9.0 (Hopper) or later; the device is cpu" in said
+
+
 def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
     parser = argparse.ArgumentParser()
     demo_command.configure(parser)

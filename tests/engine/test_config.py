@@ -129,6 +129,11 @@ def test_missing_size_is_named(tmp_path: Path) -> None:
         read_checkpoint_config(tmp_path)
 
 
+def test_unknown_quantization_error_lists_the_known_ones() -> None:
+    with pytest.raises(BadInput, match=r"'int3' is unknown\. Use int8, int4, fp8"):
+        EngineOptions(quantization="int3")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "options", [{"token_budget": 0}, {"num_blocks": 0}, {"dtype": "int3"}, {"max_running": -1}]
 )
