@@ -87,6 +87,12 @@ def add_engine_options(
         help="quantisation of the layers' weights: int8, int4 or fp8 (default: none)",
     )
     group.add_argument(
+        "--end-of-thinking",
+        type=int,
+        metavar="TOKEN_ID",
+        help="token that ends the reasoning in an output (default: the tokenizer's </think>)",
+    )
+    group.add_argument(
         "--device",
         default="auto",
         help="auto (a GPU if there is one), cpu or cuda:N (default: %(default)s)",
@@ -120,4 +126,5 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         max_model_tokens=options.max_model_len,
         num_threads=options.threads,
         quantization=options.quantization,
+        end_of_thinking=options.end_of_thinking,
     )

@@ -14,6 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import msgspec
+
 from inferscope.errors import BadInput
 
 Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
@@ -29,6 +31,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _MOST_BLOCK_TOKENS = 1024
+_END_OF_THINKING = "</think>"
 _SIZES = ("hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 _MOST = {"num_layers": 10_000, **dict.fromkeys(_SIZES, 1 << 24)}
 _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
@@ -70,6 +73,7 @@ class ModelConfig:
     has_qk_norm: bool = False
     is_tied: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    end_of_thinking: int | None = None
     dtype: DtypeName = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -134,6 +138,7 @@ class EngineOptions:
         role: Part of a request that the engine computes; a prefill engine shares the KV of each
             prompt with a decode engine (`disagg.py`).
         quantization: Quantisation of the layers' matrices (`quantization.py`); None for none.
+        end_of_thinking: Token that ends the reasoning in an output; None takes the model's.
     """
 
     token_budget: int = 512
@@ -153,6 +158,7 @@ class EngineOptions:
     num_threads: int = 1
     role: Role = "both"
     quantization: QuantizationName | None = None
+    end_of_thinking: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -221,7 +227,11 @@ def read_checkpoint_config(folder: Path) -> ModelConfig:
         config = _parse(raw, path)
         stops = _eos_token_ids(folder) or config.eos_token_ids
         # Some checkpoints name an end token outside the vocabulary; no output can contain it.
-        return replace(config, eos_token_ids=tuple(i for i in stops if 0 <= i < config.vocab))
+        return replace(
+            config,
+            eos_token_ids=tuple(i for i in stops if 0 <= i < config.vocab),
+            end_of_thinking=_end_of_thinking(folder),
+        )
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise BadInput(f"cannot read {path}: {error}. Download the checkpoint again.") from None
 
@@ -304,6 +314,27 @@ def _eos_token_ids(folder: Path) -> tuple[int, ...]:
     except (OSError, ValueError):
         return ()
     return _token_ids(raw.get("eos_token_id"))
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """Part of a `tokenizer.json`, which may have 10 MB."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def _end_of_thinking(folder: Path) -> int | None:
+    """Return the id of the tokenizer's `</think>`; None if it has no such token."""
+    try:
+        raw = (folder / "tokenizer.json").read_bytes()
+        added = msgspec.json.decode(raw, type=_AddedTokens).added_tokens
+    except (OSError, msgspec.MsgspecError):  # the tokenizer's own reader reports what is wrong
+        return None
+    return next((token.id for token in added if token.content == _END_OF_THINKING), None)
 
 
 def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:

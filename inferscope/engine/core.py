@@ -133,6 +133,9 @@ class Engine:
         if options.role == "prefill":
             assert isinstance(runner, Runner), "a worker's KV cannot be shared"
             self.outbox = Outbox(runner.read_kv)
+        self._end_of_thinking = options.end_of_thinking
+        if self._end_of_thinking is None:
+            self._end_of_thinking = model.config.end_of_thinking
         self._requests: dict[str, Request] = {}
         self._has_draft_model = options.speculative == "draft"
         self._step = int(self._has_draft_model)
@@ -460,8 +463,10 @@ class Engine:
     ) -> None:
         self.probe.emitted(indices, tokens, step=step, at_ns=at_ns)
 
-    def _record_finished(self, index: RequestIndex, reason: Finish, at_ns: int) -> None:
-        self.probe.finished(index, reason, at_ns=at_ns)
+    def _record_finished(self, request: Request, reason: Finish, at_ns: int) -> None:
+        end = self._end_of_thinking
+        reasoning = None if end is None else request.reasoning_tokens(end)
+        self.probe.finished(request.index, reason, at_ns=at_ns, reasoning_tokens=reasoning)
 
     def _launch(self, plan: Plan) -> list[Output]:
         """Launch a step; return the outputs of its requests if that failed."""
@@ -562,7 +567,7 @@ class Engine:
         self._live_ids.discard(request.request_id)
         self._totals.finished[reason] += 1
         at_ns = time.monotonic_ns()
-        self._deferred.add(at_ns, self._record_finished, request.index, reason, at_ns)
+        self._deferred.add(at_ns, self._record_finished, request, reason, at_ns)
 
     def _abort(self, reason: Finish) -> list[Output]:
         outputs = self._take_inbox()

@@ -49,6 +49,10 @@ def load_engine(
         engine = Engine(runner.outline, options, runner=runner)
     else:
         engine = Engine(load_model(model, options), options)
+    end, vocab = options.end_of_thinking, engine.model.config.vocab
+    if end is not None and not 0 <= end < vocab:
+        engine.close()
+        raise BadInput(f"end_of_thinking is {end}; this model has the tokens 0 to {vocab - 1}.")
     if open_probe is not None:
         engine.probe = open_probe(describe(engine, name=model))
     return engine

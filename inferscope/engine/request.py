@@ -200,6 +200,18 @@ class Request:
         else:
             self.tokens.append(token)
 
+    def reasoning_tokens(self, end_of_thinking: int) -> int:
+        """Return the number of output tokens up to the first `end_of_thinking`, which counts too.
+
+        An output without it is all reasoning, unless the prompt holds the token: then a chat
+        template has ended the reasoning before the output.
+        """
+        output = self.tokens[self.num_prompt :]
+        if end_of_thinking in output:
+            return output.index(end_of_thinking) + 1
+        is_over = end_of_thinking in self.tokens[: self.num_prompt]
+        return 0 if is_over else len(output)
+
     def finish_after(self, token: int) -> Finish | None:
         """Return the finish reason if `token`, just taken, is the last; else None."""
         if token in self.stop_ids and self.num_output >= self.sampling.min_tokens:

@@ -203,6 +203,22 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
         return self.attributes.get("stream", "").lower() == "false"
 
     @property
+    def ttfot_ns(self) -> int | None:
+        """Return the time to the first output token after the reasoning.
+
+        None if the engine does not report reasoning tokens, if no token came after them, or if the
+        response does not stream.
+        """
+        if self.reasoning_tokens is None or self.is_in_one_piece:
+            return None
+        num_tokens = 0
+        for at_ns, num in zip(self.token_times_ns, self.tokens_per_event, strict=False):
+            num_tokens += num
+            if num_tokens > self.reasoning_tokens:
+                return at_ns - self.arrived_ns
+        return None
+
+    @property
     def tbt_ns(self) -> list[int]:
         """Return the gaps between emission events, in nanoseconds."""
         times = self.token_times_ns

@@ -122,6 +122,11 @@ class RequestRow:
     """Counter values apportioned to it after its end."""
     ledger_missing: str = ""
     """Reason why it has no ledger; its causes are then empty and its compute is unknown."""
+    reasoning_tokens: int | None = None
+    """Output tokens that are reasoning; None before its end, or if the engine does not report
+    them."""
+    ttfot_ns: int | None = None
+    """Time to the first output token after the reasoning; None likewise, or without one."""
 
 
 @dataclass(frozen=True)

@@ -474,6 +474,8 @@ def finished_row(final: FinalRequest) -> RequestRow:
         joined_late=final.joined_late,
         counters=final.counters,
         ledger_missing=final.ledger_missing,
+        reasoning_tokens=final.reasoning_tokens,
+        ttfot_ns=final.ttfot_ns,
     )
 
 

@@ -120,6 +120,11 @@ def _summary(facts: Facts) -> str:
     if row.tbt_mean_ns is not None:
         p99 = duration(row.tbt_p99_ns)
         sentences.append(f"then one every {duration(row.tbt_mean_ns)} on average (p99 {p99})")
+    if row.reasoning_tokens:
+        answer = "there was no answer"
+        if row.ttfot_ns is not None:
+            answer = f"the answer began after {duration(row.ttfot_ns)}"
+        sentences.append(f"{count(row.reasoning_tokens)} tokens were reasoning, and {answer}")
     return "; ".join(sentences) + "."
 
 

@@ -110,6 +110,16 @@ def test_end_tokens_outside_the_vocabulary_are_dropped(tmp_path: Path, stops: An
     assert config.eos_token_ids == ((2,) if isinstance(stops, list) else ())
 
 
+def test_end_of_thinking_is_the_tokenizer_s_token(tmp_path: Path) -> None:
+    assert read_checkpoint_config(write(tmp_path)).end_of_thinking is None
+    tokens = [{"id": 9, "content": "<think>", "special": False}, {"id": 11, "content": "</think>"}]
+    tokenizer = {"added_tokens": tokens, "model": {"vocab": {"a": 0}}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert read_checkpoint_config(write(tmp_path)).end_of_thinking == 11
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert read_checkpoint_config(write(tmp_path)).end_of_thinking is None
+
+
 def test_folder_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no config\.json"):
         read_checkpoint_config(tmp_path)

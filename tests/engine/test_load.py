@@ -59,6 +59,15 @@ def test_missing_device_is_rejected(device: str) -> None:
         load_engine("random:tiny", EngineOptions(device=device))
 
 
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_end_of_thinking_outside_the_vocabulary_is_refused(in_worker: bool) -> None:
+    options = EngineOptions(end_of_thinking=512, num_blocks=8)
+    with pytest.raises(
+        BadInput, match="end_of_thinking is 512; this model has the tokens 0 to 511"
+    ):
+        load_engine("random:tiny", options, in_worker=in_worker)
+
+
 def test_small_vocabulary_uses_the_byte_tokenizer() -> None:
     assert isinstance(load_tokenizer("random:tiny"), ByteTokenizer)
 

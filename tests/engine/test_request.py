@@ -41,3 +41,23 @@ def test_request_finishes_at_a_stop_token_or_its_length() -> None:
     assert request.finish_after(9) == "stop"
     request.tokens.append(6)
     assert request.finish_after(6) == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "num_reasoning"),
+    [
+        ([1, 2], [5, 9, 6], 2),
+        ([1, 2], [9], 1),
+        ([1, 2], [5, 9, 9, 6], 2),
+        ([1, 2], [5, 6], 2),
+        ([1, 9], [5, 6], 0),
+        ([1, 9], [5, 9, 6], 2),
+        ([1, 2], [], 0),
+    ],
+)
+def test_reasoning_ends_with_the_first_end_token(
+    prompt: list[int], output: list[int], num_reasoning: int
+) -> None:
+    request = make_request(0, prompt)
+    request.tokens += output
+    assert request.reasoning_tokens(9) == num_reasoning

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.engine import Engine, EngineOptions
+from inferscope.engine import Engine, EngineOptions, Output
 from inferscope.insight.findings.finding import Finding
 from inferscope.insight.findings.latency import (
     large_batch_for_nothing,
@@ -229,19 +229,59 @@ def test_a_common_beginning_that_no_cache_serves_is_found_and_silent_with_one(
     assert "unused_prefixes" not in within.ids
 
 
-def test_reasoning_is_found_where_the_engine_tells_of_it(served: Serve) -> None:
-    def reason(engine: Engine) -> None:
-        finished = engine.probe.finished
+def outputs_into(collected: dict[str, list[int]]) -> Callable[[Engine], None]:
+    """Return a change of an engine that collects its output tokens by request."""
 
-        def with_tokens(index: int, reason: str, **more: int) -> None:
-            finished(index, reason, reasoning_tokens=24, **more)  # type: ignore[arg-type]
+    def collect(engine: Engine) -> None:
+        step = engine.step
 
-        engine.probe.finished = with_tokens  # type: ignore[assignment,method-assign]
+        def collecting() -> list[Output]:
+            outputs = step()
+            for output in outputs:
+                collected.setdefault(output.request.request_id, []).extend(output.tokens)
+            return outputs
 
-    judged = served(at_ease(), change=reason)
+        engine.step = collecting  # type: ignore[method-assign]
+
+    return collect
+
+
+def test_reasoning_is_found_and_ends_with_the_configured_token(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = at_ease()
+    without_end: dict[str, list[int]] = {}
+    unsplit = served(asked, change=outputs_into(without_end))
+    assert "mostly_reasoning" not in unsplit.ids
+    assert {request.reasoning_tokens for request in unsplit.finals.requests} == {None}
+
+    def reasoned(tokens: list[int], end: int) -> int:
+        return tokens.index(end) + 1 if end in tokens else len(tokens)
+
+    # Prompts hold the ids below VOCAB only: the tokens above end no reasoning before the output.
+    ends = {token for tokens in without_end.values() for token in tokens if token >= VOCAB}
+    share = {end: sum(reasoned(each, end) for each in without_end.values()) for end in ends}
+    total = sum(map(len, without_end.values()))
+    end = min(ends, key=lambda token: abs(share[token] - 0.75 * total))
+
+    collected: dict[str, list[int]] = {}
+    options = EngineOptions(num_blocks=512, end_of_thinking=end)
+    change = outputs_into(collected)
+    judged = serve(tmp_path / "split", monkeypatch, asked, options, change=change)
     found = the(judged, "mostly_reasoning")
-    assert "75% of the output tokens" in found.sentences[0]
-    assert {request.reasoning_tokens for request in judged.finals.requests} == {24}
+    expected = {request_id: reasoned(tokens, end) for request_id, tokens in collected.items()}
+    finals = judged.finals.requests
+    assert {one.request_id: one.reasoning_tokens for one in finals} == expected
+    told = {number.name: number.value for number in found.evidence}
+    assert told["reasoning_tokens"] == sum(expected.values())
+    answered = [one for one in finals if expected[one.request_id] < one.output_tokens]
+    assert answered
+    for one in answered:
+        began_ns = one.token_times_ns[expected[one.request_id]]
+        assert one.ttfot_ns == began_ns - one.arrived_ns
+    assert len(answered) == sum(one.ttfot_ns is not None for one in finals)
+    mean_ns = sum(one.ttfot_ns or 0 for one in answered) / len(answered)
+    assert told["ttfot_mean_ns"] == pytest.approx(mean_ns, rel=0.05)
 
 
 def test_what_prompts_say_is_in_no_ring(served: Serve, tmp_path: Path) -> None:

@@ -161,6 +161,18 @@ def test_queue_names_the_scarce_resource_and_its_holder() -> None:
     assert any(one.startswith("Apportioned: how each wait divides") for one in why(facts).caveats)
 
 
+def test_reasoning_and_the_answer_s_beginning_are_said(
+    everyone: list[tuple[Facts, dict[str, int]]],
+) -> None:
+    facts, _ = everyone[0]
+    assert "reasoning" not in why(facts).summary
+    row = replace(facts.row, reasoning_tokens=24, ttfot_ns=1_500_000_000)
+    told = why(replace(facts, row=row)).summary
+    assert told.endswith("24 tokens were reasoning, and the answer began after 1.5 s.")
+    told = why(replace(facts, row=replace(row, ttfot_ns=None))).summary
+    assert told.endswith("24 tokens were reasoning, and there was no answer.")
+
+
 def test_a_longest_gap_is_the_longest(everyone: list[tuple[Facts, dict[str, int]]]) -> None:
     gaps = [facts.longest_gap for facts, _ in everyone if facts.longest_gap is not None]
     assert len(gaps) > 90

@@ -109,6 +109,7 @@ def mostly_reasoning(run: RunSummary) -> Finding | None:
     per_request = reasoned / requests.num_reasoners
     actual_ns = requests.e2e.mean_ns or 0.0
     without_ns = max(0.0, actual_ns - per_request * tpot_ns)
+    ttfot_ns = requests.ttfot.mean_ns
     return Finding(
         id="mostly_reasoning",
         title="Most output tokens are reasoning",
@@ -122,6 +123,7 @@ def mostly_reasoning(run: RunSummary) -> Finding | None:
             Number("reasoning_tokens", reasoned, "measured"),
             Number("output_tokens", whole, "measured"),
             Number("tpot_mean_ns", round(tpot_ns), "measured"),
+            *([] if ttfot_ns is None else [Number("ttfot_mean_ns", round(ttfot_ns), "measured")]),
         ),
         advice=(
             "Lower the reasoning effort or cap its tokens where answers do not need it. TTFT is "

@@ -37,6 +37,7 @@ class RequestStats:
         after_ns: the same from the first to the last token.
         life_ns: ledgers of all responses up to the last token, by cause.
         ttft: distribution over streamed responses; `tbt` likewise, over gaps.
+        ttfot: time to the first token after the reasoning, of responses that have both.
         num_tokens_after: their tokens after the first.
         num_preempted: preempted requests.
         num_cold: requests in a cold step before their first token.
@@ -55,6 +56,7 @@ class RequestStats:
         self.ttft, self.ttft_without_decodes, self.ttft_warm = _histograms(3)
         self.tbt, self.tbt_without_prefills = _histograms(2)
         self.e2e, self.e2e_unqueued, self.e2e_unpreempted, self.whole = _histograms(4)
+        self.ttfot = LogHistogram()
         self.num_tokens_after = 0
         self.slow_first, self.slow_later = Tail(), Tail()
         self.slow_life, self.slow_whole = Tail(), Tail()
@@ -78,6 +80,8 @@ class RequestStats:
         self.num_preemptions += request.num_preemptions
         self.prompt_tokens += request.prompt_tokens or 0
         self.cached_tokens += request.cached_tokens
+        if request.ttfot_ns is not None:
+            self.ttfot.add(request.ttfot_ns)
         if request.reasoning_tokens is not None:
             self.num_reasoners += 1
             self.reasoning_tokens += request.reasoning_tokens
