@@ -18,7 +18,7 @@ import msgspec
 
 from inferscope.errors import BadInput
 
-Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3"]
+Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Speculation: TypeAlias = Literal["ngram", "draft"]
 QuantizationName: TypeAlias = Literal["int8", "int4", "fp8"]
@@ -29,8 +29,10 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _MOST_BLOCK_TOKENS = 1024
+_MOST_EXPERTS = 4096
 _END_OF_THINKING = "</think>"
 _SIZES = ("hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 _MOST = {"num_layers": 10_000, **dict.fromkeys(_SIZES, 1 << 24)}
@@ -55,7 +57,13 @@ class Llama3Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer with RoPE, RMSNorm, SwiGLU and grouped-query attention."""
+    """A decoder-only transformer with RoPE, RMSNorm, SwiGLU and grouped-query attention.
+
+    Attributes:
+        ffn: Width of the feed-forward network, or of each expert's.
+        num_experts: Number of experts in each layer; 0 for one network for all tokens.
+        normalizes_experts: Whether the weights of a token's experts sum to 1.
+    """
 
     architecture: Architecture
     num_layers: int
@@ -71,6 +79,9 @@ class ModelConfig:
     rope_scaling: Llama3Rope | None = None
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    normalizes_experts: bool = True
     is_tied: bool = False
     eos_token_ids: tuple[int, ...] = ()
     end_of_thinking: int | None = None
@@ -91,6 +102,18 @@ class ModelConfig:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads. "
                 "Choose a number of key/value heads that divides the number of heads."
             )
+        if (self.architecture == "qwen3_moe") != (self.num_experts != 0):
+            raise BadInput(
+                f"a {self.architecture} model cannot have {self.num_experts} experts. "
+                "Only qwen3_moe models have experts, at least one."
+            )
+        if not 0 <= self.experts_per_token <= self.num_experts <= _MOST_EXPERTS or (
+            self.num_experts and not self.experts_per_token
+        ):
+            raise BadInput(
+                f"{self.experts_per_token} of {self.num_experts} experts cannot be chosen for each "
+                f"token. Give 1 to the number of experts, which is at most {_MOST_EXPERTS}."
+            )
         if self.head_dim % 2:
             raise BadInput(
                 f"a head dimension of {self.head_dim} cannot be rotated. Choose an even one."
@@ -101,7 +124,8 @@ class ModelConfig:
         """Number of weights of the whole model; a tied embedding counts once."""
         rotated = self.num_heads + self.num_kv_heads
         qkv = (rotated + self.num_kv_heads) * self.head_dim
-        layer = self.hidden * (qkv + self.num_heads * self.head_dim + 3 * self.ffn + 2)
+        ffn = 3 * self.ffn * max(1, self.num_experts) + self.num_experts
+        layer = self.hidden * (qkv + self.num_heads * self.head_dim + ffn + 2)
         layer += qkv * self.has_qkv_bias + 2 * self.head_dim * self.has_qk_norm
         embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
         return self.num_layers * layer + embeddings + self.hidden
@@ -248,6 +272,8 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         ("use_sliding_window", False),
         ("partial_rotary_factor", 1.0),
         ("quantization_config", None),
+        ("decoder_sparse_step", 1),
+        ("mlp_only_layers", []),
     ):
         if raw.get(key, expected) not in (expected, None):
             _refuse(path, key, raw[key])
@@ -257,7 +283,10 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         _refuse(path, "layer_types", sorted(set(raw["layer_types"])))
     theta, scaling = _rope(raw, path)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    is_mixture = architecture == "qwen3_moe"
     try:
+        # transformers 5 writes num_local_experts, earlier versions num_experts.
+        num_experts = int(raw.get("num_experts") or raw["num_local_experts"]) if is_mixture else 0
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
         return ModelConfig(
@@ -267,14 +296,17 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             num_heads=heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or hidden // heads),
-            ffn=int(raw["intermediate_size"]),
+            ffn=int(raw["moe_intermediate_size" if is_mixture else "intermediate_size"]),
             vocab=int(raw["vocab_size"]),
             max_positions=int(raw["max_position_embeddings"]),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
             has_qkv_bias=architecture == "qwen2",
-            has_qk_norm=architecture == "qwen3",
+            has_qk_norm=architecture in ("qwen3", "qwen3_moe"),
+            num_experts=num_experts,
+            experts_per_token=int(raw["num_experts_per_tok"]) if is_mixture else 0,
+            normalizes_experts=bool(raw.get("norm_topk_prob", False)),
             is_tied=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_token_ids(raw.get("eos_token_id")),
             dtype=dtype if dtype in _DTYPES else "float32",

@@ -158,5 +158,7 @@ def _shape(model: Model | Outline, options: EngineOptions) -> Shape:
         kv_bits=element_bits,
         activation_bits=element_bits,
         tied=config.is_tied,
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
         head_bits=0 if name is None else element_bits,
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferscope.engine.config import Llama3Rope, ModelConfig
+from inferscope.engine.feed_forward import feed_forward
 from inferscope.engine.quantization import linear
 from inferscope.engine.weights import ModelWeights
 
@@ -128,8 +129,7 @@ def forward(
         )
         stream = stream + linear(attended.flatten(1), layer.out)
         normed = _norm(stream, layer.ffn_norm, config)
-        gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-        stream = stream + linear(functional.silu(gate) * up, layer.down)
+        stream = stream + feed_forward(normed, layer.feed_forward, config)
     return functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
 
 

@@ -37,6 +37,14 @@ _TINY = ModelConfig(
 
 SHAPES: dict[str, ModelConfig] = {
     "tiny": _TINY,
+    "tiny-moe": replace(
+        _TINY,
+        architecture="qwen3_moe",
+        ffn=64,
+        num_experts=8,
+        experts_per_token=2,
+        has_qk_norm=True,
+    ),
     "small-100m": ModelConfig(
         architecture="llama",
         num_layers=12,
@@ -119,9 +127,24 @@ SHAPES: dict[str, ModelConfig] = {
         rope_theta=1_000_000.0,
         has_qk_norm=True,
     ),
+    "qwen3-30b-a3b": ModelConfig(
+        architecture="qwen3_moe",
+        num_layers=48,
+        hidden=2048,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        ffn=768,
+        vocab=151_936,
+        max_positions=40_960,
+        rope_theta=1_000_000.0,
+        has_qk_norm=True,
+        num_experts=128,
+        experts_per_token=8,
+    ),
 }
 
-_ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3")
+_ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _FIELD_BY_KEY = {
     "hidden": "hidden",
     "layers": "num_layers",
@@ -131,6 +154,8 @@ _FIELD_BY_KEY = {
     "ffn": "ffn",
     "vocab": "vocab",
     "positions": "max_positions",
+    "experts": "num_experts",
+    "experts_per_token": "experts_per_token",
 }
 # The byte tokenizer, used for small vocabularies, needs 256 ids.
 _MIN_VOCAB = 256
@@ -140,7 +165,8 @@ def parse_shape(text: str) -> ModelConfig:
     """Parse the text after `random:`: a name, parameters, or a name and parameters.
 
     Omitted parameters keep the value of the named shape, or of `tiny` without a name. `head_dim`
-    defaults to hidden / heads. `arch` is llama, qwen2 or qwen3.
+    defaults to hidden / heads. `arch` is llama, qwen2, qwen3 or
+    qwen3_moe, which needs `experts` and `experts_per_token`.
 
     Raises:
         BadInput: a name or parameter is unknown, or a value makes no valid model.
@@ -168,7 +194,7 @@ def parse_shape(text: str) -> ModelConfig:
     of_architecture = {
         "architecture": architecture,
         "has_qkv_bias": architecture == "qwen2",
-        "has_qk_norm": architecture == "qwen3",
+        "has_qk_norm": architecture in ("qwen3", "qwen3_moe"),
     }
     return ModelConfig(**{**vars(shape), **numbers, **of_architecture})
 

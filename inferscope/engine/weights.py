@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferscope.engine.config import DtypeName, ModelConfig
+from inferscope.engine.feed_forward import GatedWeights, MixtureWeights
 from inferscope.engine.quantization import Matrix, Quantize, keep
 from inferscope.errors import BadInput
 
@@ -44,8 +45,7 @@ class LayerWeights:
         qk_norm: [heads + kv_heads, head_dim], Qwen3 only: one row per rotated head.
         out: [hidden, heads * head_dim]
         ffn_norm: [hidden]
-        gate_up: [2 * ffn, hidden]
-        down: [hidden, ffn]
+        feed_forward: Gated network, or mixture of experts.
     """
 
     attention_norm: Tensor
@@ -54,8 +54,7 @@ class LayerWeights:
     qk_norm: Tensor | None
     out: Matrix
     ffn_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    feed_forward: GatedWeights | MixtureWeights
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,10 @@ def _layer(
     def own(name: str) -> Tensor:
         return source(f"model.layers.{layer_idx}.{name}").contiguous()
 
+    def gated(name: str) -> GatedWeights:
+        gate_up = torch.cat([own(f"{name}.gate_proj.weight"), own(f"{name}.up_proj.weight")])
+        return GatedWeights(quantize(gate_up), quantize(own(f"{name}.down_proj.weight")))
+
     qkv_bias = qk_norm = None
     qkv = torch.cat([own(f"self_attn.{letter}_proj.weight") for letter in "qkv"])
     if config.has_qkv_bias:
@@ -151,8 +154,12 @@ def _layer(
         qk_norm=qk_norm,
         out=quantize(own("self_attn.o_proj.weight")),
         ffn_norm=own("post_attention_layernorm.weight"),
-        gate_up=quantize(torch.cat([own("mlp.gate_proj.weight"), own("mlp.up_proj.weight")])),
-        down=quantize(own("mlp.down_proj.weight")),
+        feed_forward=MixtureWeights(
+            own("mlp.gate.weight"),
+            tuple(gated(f"mlp.experts.{expert}") for expert in range(config.num_experts)),
+        )
+        if config.num_experts
+        else gated("mlp"),
     )
 
 
@@ -170,10 +177,14 @@ def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     layer |= {
         "self_attn.o_proj.weight": (config.hidden, query),
         "post_attention_layernorm.weight": (config.hidden,),
-        "mlp.gate_proj.weight": (config.ffn, config.hidden),
-        "mlp.up_proj.weight": (config.ffn, config.hidden),
-        "mlp.down_proj.weight": (config.hidden, config.ffn),
     }
+    networks = [f"mlp.experts.{expert}" for expert in range(config.num_experts)] or ["mlp"]
+    if config.num_experts:
+        layer["mlp.gate.weight"] = (config.num_experts, config.hidden)
+    for network in networks:
+        layer[f"{network}.gate_proj.weight"] = (config.ffn, config.hidden)
+        layer[f"{network}.up_proj.weight"] = (config.ffn, config.hidden)
+        layer[f"{network}.down_proj.weight"] = (config.hidden, config.ffn)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab, config.hidden),
         **{

@@ -29,6 +29,8 @@ def shape_of(model: Model) -> Shape:
         kv_bits=32,
         activation_bits=32,
         tied=config.is_tied,
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
     )
 
 

@@ -34,9 +34,12 @@ STEPS = {
 
 
 GQA, MQA = "tiny", "tiny,heads=4,kv_heads=1,layers=3,ffn=96"
+MIXTURE = "tiny-moe,experts=6,experts_per_token=3"
 
 
-@pytest.fixture(scope="module", params=[(GQA, True), (GQA, False), (MQA, True), (MQA, False)])
+@pytest.fixture(
+    scope="module", params=[(GQA, True), (GQA, False), (MQA, True), (MQA, False), (MIXTURE, True)]
+)
 def model(request: pytest.FixtureRequest) -> Model:
     """Load a model, with lm_head tied to the embedding or not: it makes no difference."""
     name, is_tied = request.param

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from inferscope.cost.counts import rates_of
 from inferscope.cost.flops import flop_rates
 from inferscope.cost.shape import (
+    expert_parameters,
     is_counted,
     kv_bytes_per_token,
     linear_parameters,
@@ -21,15 +22,19 @@ from inferscope.engine.attention import PagedAttention
 from inferscope.engine.load import describe, load_engine, load_model
 from inferscope.records import Shape
 from tests.cost.shapes import LLAMA_8B, MIXTRAL, shape_of
+from tests.engine.checkpoints import matrices_of
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny,heads=4,kv_heads=1,layers=3,ffn=96"])
+@pytest.mark.parametrize(
+    "name", ["tiny", "tiny,heads=4,kv_heads=1,layers=3,ffn=96", "tiny-moe,experts=6"]
+)
 def test_parameters_are_those_of_the_engine_s_tensors(name: str) -> None:
     model = load_model(f"random:{name}", EngineOptions(dtype="float32"))
-    layers = model.weights.layers
-    matrices = [m for layer in layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    assert linear_parameters(shape_of(model)) == sum(m.numel() for m in matrices)
-    assert resident_parameters(shape_of(model)) == linear_parameters(shape_of(model))
+    shape = shape_of(model)
+    assert resident_parameters(shape) == sum(matrix.numel() for matrix in matrices_of(model))
+    num_unused = shape.num_experts - shape.experts_per_token
+    unused = num_unused * expert_parameters(shape)
+    assert linear_parameters(shape) == resident_parameters(shape) - unused
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from inferscope.engine.feed_forward import MixtureWeights
+from inferscope.engine.model import Model
+from inferscope.engine.quantization import Matrix
+
 VOCAB = 384
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -24,7 +28,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-MODELS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+MODELS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 """Model types of transformers; the first does not tie its embeddings."""
 
 
@@ -36,20 +40,30 @@ class Checkpoint:
     reference: Any
 
 
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+
+
 def randomise(model: Any, seed: int = 0) -> Any:
     """Set every weight to a random value, including biases and norms, which start as 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator)
-        parameter.data = 0.1 * drawn if parameter.dim() == 2 else parameter.data + 0.2 * drawn
+        parameter.data = 0.1 * drawn if parameter.dim() >= 2 else parameter.data + 0.2 * drawn
     return model.eval()
 
 
-def build(name: str) -> Any:
-    """Return a new model of the architecture."""
+def build(name: str, **more: Any) -> Any:
+    """Return a new model of the architecture, with `more` in its configuration."""
     import transformers  # takes three seconds, and most test workers do not need it
 
-    settings = {**_SHAPE, "tie_word_embeddings": name != "llama"}
+    settings = {**_SHAPE, "tie_word_embeddings": name != "llama", **more}
+    if name == "qwen3_moe":
+        settings = {**_EXPERTS, **settings}
     config = getattr(transformers, f"{MODELS[name]}Config")(**settings)
     return getattr(transformers, f"{MODELS[name]}ForCausalLM")(config)
 
@@ -64,8 +78,20 @@ def prompts(num: int, *, vocab: int, seed: int = 0) -> list[list[int]]:
     ]
 
 
-def save(name: str, folder: Path) -> Checkpoint:
-    """Save a random model of the architecture."""
-    reference = randomise(build(name))
+def save(name: str, folder: Path, **more: Any) -> Checkpoint:
+    """Save a random model of the architecture, with `more` in its configuration."""
+    reference = randomise(build(name, **more))
     reference.save_pretrained(folder)
     return Checkpoint(folder, reference)
+
+
+def matrices_of(model: Model) -> list[Matrix]:
+    """Return all matrices of a model's layers, those of every expert and the router included."""
+    found: list[Matrix] = []
+    for layer in model.weights.layers:
+        block = layer.feed_forward
+        networks = block.experts if isinstance(block, MixtureWeights) else (block,)
+        found += [layer.qkv, layer.out]
+        found += [matrix for each in networks for matrix in (each.gate_up, each.down)]
+        found += [block.router] if isinstance(block, MixtureWeights) else []
+    return found

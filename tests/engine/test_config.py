@@ -81,6 +81,8 @@ def test_rope_is_read_from_old_and_new_keys(
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
         ({"num_key_value_heads": 3}, "key/value heads"),
         ({"num_hidden_layers": 0}, "num_layers = 0"),
         ({"num_hidden_layers": 10**6}, "num_layers = 1000000"),

@@ -42,8 +42,10 @@ def shared_weights(of_cpu: Engine, on_gpu: Engine) -> None:
     pairs += [(ours.weights.norm, theirs.weights.norm)]  # type: ignore[union-attr]
     pairs += [(ours.weights.head, theirs.weights.head)]  # type: ignore[union-attr]
     for one, other in zip(ours.weights.layers, theirs.weights.layers, strict=True):  # type: ignore[union-attr]
-        for name in ("attention_norm", "qkv", "out", "ffn_norm", "gate_up", "down"):
+        for name in ("attention_norm", "qkv", "out", "ffn_norm"):
             pairs.append((getattr(one, name), getattr(other, name)))
+        for name in ("gate_up", "down"):
+            pairs.append((getattr(one.feed_forward, name), getattr(other.feed_forward, name)))
     for from_, to in pairs:
         to.copy_(from_)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from inferscope.engine import EngineOptions
+from inferscope.engine.feed_forward import GatedWeights, MixtureWeights, feed_forward
 from inferscope.engine.load import load_model
 from inferscope.engine.model import Model, forward
-from tests.engine.checkpoints import VOCAB, Checkpoint, randomise
+from tests.engine.checkpoints import VOCAB, Checkpoint, randomise, save
 
 
 def attend_densely(model: Model) -> Any:
@@ -85,6 +86,28 @@ def test_llama3_rope_scaling_equals_transformers(tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     expected = reference_logits(reference, IDS)
     assert (logits_of(tmp_path, IDS) - expected).abs().max() < 1e-4 * expected.std()
+
+
+def test_unnormalised_expert_weights_equal_transformers(tmp_path: Path) -> None:
+    checkpoint = save("qwen3_moe", tmp_path, norm_topk_prob=False, num_experts_per_tok=3)
+    expected = reference_logits(checkpoint.reference, IDS)
+    assert (logits_of(tmp_path, IDS) - expected).abs().max() < 1e-4 * expected.std()
+
+
+def test_a_mixture_computes_only_the_experts_that_its_tokens_chose() -> None:
+    model = load_model("random:tiny-moe", EngineOptions(dtype="float32"))
+    block = model.weights.layers[0].feed_forward
+    assert isinstance(block, MixtureWeights)
+    inputs = torch.randn(1, model.config.hidden, generator=torch.Generator().manual_seed(3))
+    chosen = set((inputs @ block.router.T).topk(2).indices[0].tolist())
+    others_nan = tuple(
+        each if idx in chosen else GatedWeights(each.gate_up * torch.nan, each.down)
+        for idx, each in enumerate(block.experts)
+    )
+    expected = feed_forward(inputs, block, model.config)
+    actual = feed_forward(inputs, MixtureWeights(block.router, others_nan), model.config)
+    assert torch.equal(actual, expected)
+    assert expected.isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [[0], [399, 3]])

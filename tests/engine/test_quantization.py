@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from inferscope.engine.quantization import (
     linear,
 )
 from inferscope.errors import BadInput
-from tests.engine.checkpoints import Checkpoint
+from tests.engine.checkpoints import Checkpoint, matrices_of
 from tests.engine.test_correctness import PROMPTS, TIE_SHARE, WAYS, serve
 from tests.engine.test_model import IDS, attend_densely
 
@@ -29,21 +29,23 @@ WIDE = "random:hidden=128,layers=2,heads=4,kv_heads=2,ffn=192,vocab=512"
 """Shape whose matrices all fit the CPU kernels."""
 
 
+def plain(weights: Any) -> Any:
+    """Return weights with each quantised matrix replaced by the plain matrix it stands for."""
+    if hasattr(weights, "dequantized"):
+        return weights.dequantized()
+    if isinstance(weights, tuple):
+        return tuple(map(plain, weights))
+    if is_dataclass(weights):
+        changes = {each.name: plain(getattr(weights, each.name)) for each in fields(weights)}
+        return replace(weights, **changes)  # type: ignore[type-var]
+    return weights
+
+
 def dequantized(model: Model) -> Model:
-    """Return the model with each quantised matrix replaced by the plain matrix it stands for."""
-    layers = tuple(
-        replace(
-            layer,
-            **{
-                field.name: matrix.dequantized()
-                for field in fields(layer)
-                if hasattr(matrix := getattr(layer, field.name), "dequantized")
-            },
-        )
-        for layer in model.weights.layers
-    )
-    assert layers[0].qkv is not model.weights.layers[0].qkv
-    return replace(model, weights=replace(model.weights, layers=layers))
+    """Return a model's twin that computes with the plain matrices."""
+    twin = replace(model, weights=plain(model.weights))
+    assert isinstance(twin.weights.layers[0].qkv, torch.Tensor)
+    return twin
 
 
 @torch.inference_mode()
@@ -120,9 +122,9 @@ def test_fp32_logits_are_the_dequantised_twin_s(checkpoint: Checkpoint, name: An
     model = load_model(str(checkpoint.folder), options)
     expected = logits_of(dequantized(model))
     assert (logits_of(model) - expected).abs().max() < 1e-4 * expected.std()
-    plain = logits_of(load_model(str(checkpoint.folder), EngineOptions(dtype="float32")))
-    assert (expected - plain).abs().mean() < 0.5 * plain.std()
-    assert not torch.equal(expected, plain)
+    unquantized = logits_of(load_model(str(checkpoint.folder), EngineOptions(dtype="float32")))
+    assert (expected - unquantized).abs().mean() < 0.5 * unquantized.std()
+    assert not torch.equal(expected, unquantized)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,10 +169,9 @@ def test_output_is_the_dequantised_twin_s(llama: Checkpoint, name: Any, way: str
 def stored_bytes(model: Model) -> int:
     """Return the bytes of the layers' matrices, their scales included."""
     total = 0
-    for layer in model.weights.layers:
-        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            parts = [matrix] if isinstance(matrix, torch.Tensor) else vars(matrix).values()
-            total += sum(part.numel() * part.element_size() for part in parts)
+    for matrix in matrices_of(model):
+        parts = [matrix] if isinstance(matrix, torch.Tensor) else vars(matrix).values()
+        total += sum(part.numel() * part.element_size() for part in parts)
     return total
 
 
@@ -183,10 +184,10 @@ def test_recorded_weight_bytes_are_those_stored(name: Any, bits: int, scale_bits
     }
     shapes = {each: describe(engine, name=WIDE).shape for each, engine in engines.items()}
     rates = {each: hbm_rates(shape) for each, shape in shapes.items() if shape is not None}
-    plain, small = rates[None].weights, rates[name].weights
-    assert small.layers == plain.layers * bits // 16
-    assert small.head == plain.head
-    assert small.of_step(8, 1) < plain.of_step(8, 1)
+    large, small = rates[None].weights, rates[name].weights
+    assert small.layers == large.layers * bits // 16
+    assert small.head == large.head
+    assert small.of_step(8, 1) < large.of_step(8, 1)
     model = engines[name].model
     assert isinstance(model, Model)
     excess = stored_bytes(model) - small.layers

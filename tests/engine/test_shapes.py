@@ -14,6 +14,7 @@ from inferscope.errors import BadInput
         ("qwen2-0.5b", 494_032_768),
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
 def test_public_shape_has_the_published_number_of_parameters(
@@ -49,6 +50,11 @@ def test_architecture_can_be_chosen() -> None:
         "arch=gpt",
         "kv_heads=3",
         "vocab=9",
+        "experts=4,experts_per_token=2",
+        "arch=qwen3_moe",
+        "tiny-moe,arch=qwen3",
+        "tiny-moe,experts_per_token=9",
+        "tiny-moe,experts=10000",
     ],
 )
 def test_invalid_shape_error_names_the_value(text: str) -> None:

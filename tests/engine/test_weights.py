@@ -26,7 +26,9 @@ def test_sharded_checkpoint_loads_like_a_single_file(llama: Checkpoint, tmp_path
     sharded = load_weights(tmp_path, config, dtype=torch.float32, device=CPU)
     single = load_weights(llama.folder, config, dtype=torch.float32, device=CPU)
     assert torch.equal(sharded.head, single.head)
-    assert torch.equal(sharded.layers[1].gate_up, single.layers[1].gate_up)
+    assert torch.equal(
+        sharded.layers[1].feed_forward.gate_up, single.layers[1].feed_forward.gate_up
+    )
 
 
 Tensors = dict[str, torch.Tensor]
@@ -119,7 +121,7 @@ def test_large_finite_weights_are_accepted(llama: Checkpoint, tmp_path: Path) ->
     folder = copied(llama, tmp_path, lambda tensors: tensors[DOWN].fill_(1e38))
     config = read_checkpoint_config(folder)
     loaded = load_weights(folder, config, dtype=torch.float32, device=CPU)
-    assert any(layer.down.eq(1e38).all() for layer in loaded.layers)
+    assert any(layer.feed_forward.down.eq(1e38).all() for layer in loaded.layers)
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -197,4 +199,6 @@ def test_random_weights_are_the_same_numbers_in_every_dtype() -> None:
     config = parse_shape("tiny")
     full = random_weights(config, seed=0, dtype=torch.float32, device=CPU)
     half = random_weights(config, seed=0, dtype=torch.bfloat16, device=CPU)
-    assert torch.equal(full.layers[1].down.bfloat16(), half.layers[1].down)
+    assert torch.equal(
+        full.layers[1].feed_forward.down.bfloat16(), half.layers[1].feed_forward.down
+    )
