@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, log
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -39,8 +39,7 @@ _MOST = {"num_layers": 10_000, **dict.fromkeys(_SIZES, 1 << 24)}
 _DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class Llama3Rope:
+class Llama3Rope(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Rotary frequency scaling of Llama 3.1 and later (`rope_type: llama3`)."""
 
     factor: float
@@ -53,6 +52,45 @@ class Llama3Rope:
         """Return whether all factors are positive and the high frequency is above the low one."""
         low, high = self.low_freq_factor, self.high_freq_factor
         return 0 < self.factor < inf and 0 < low < high < inf and self.original_positions > 0
+
+
+class LinearRope(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Division of all positions by a factor (`rope_type: linear`)."""
+
+    factor: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether the factor is positive."""
+        return 0 < self.factor < inf
+
+
+class YarnRope(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Rotary frequency scaling by parts (`rope_type: yarn`), with a factor of all rotations.
+
+    Attributes:
+        fast_rotations: Rotations over the original positions from which a frequency is kept.
+        slow_rotations: Rotations up to which it is divided by `factor`.
+        is_rounded: Whether these limits are rounded to whole frequencies.
+        attention_factor: Factor of cosines and sines, which scales the attention's logits.
+    """
+
+    factor: float
+    original_positions: int
+    attention_factor: float
+    fast_rotations: float = 32.0
+    slow_rotations: float = 1.0
+    is_rounded: bool = True
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether all factors are positive and fast is faster than slow."""
+        is_positive = all(0 < each < inf for each in (self.factor, self.attention_factor))
+        is_ordered = 0 < self.slow_rotations < self.fast_rotations < inf
+        return is_positive and is_ordered and self.original_positions > 0
+
+
+RopeScaling: TypeAlias = Llama3Rope | LinearRope | YarnRope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +114,7 @@ class ModelConfig:
     max_positions: int
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
-    rope_scaling: Llama3Rope | None = None
+    rope_scaling: RopeScaling | None = None
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
     num_experts: int = 0
@@ -95,6 +133,8 @@ class ModelConfig:
                 )
         eps, theta, scaling = self.norm_eps, self.rope_theta, self.rope_scaling
         is_sound = 0 <= eps < inf and 0 < theta < inf and (scaling is None or scaling.is_sound)
+        # The frequencies that yarn blends are found by the logarithm of the base.
+        is_sound &= theta > 1 or not isinstance(scaling, YarnRope)
         if not is_sound:
             raise BadInput(f"norm_eps = {eps}, rope_theta = {theta}, {scaling} are not computable.")
         if self.num_heads % self.num_kv_heads:
@@ -281,10 +321,10 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         _refuse(path, "attention_bias", True)
     if set(raw.get("layer_types") or ()) - {"full_attention"}:
         _refuse(path, "layer_types", sorted(set(raw["layer_types"])))
-    theta, scaling = _rope(raw, path)
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     is_mixture = architecture == "qwen3_moe"
     try:
+        theta, scaling = _rope(raw, path)
         # transformers 5 writes num_local_experts, earlier versions num_experts.
         num_experts = int(raw.get("num_experts") or raw["num_local_experts"]) if is_mixture else 0
         heads = int(raw["num_attention_heads"])
@@ -315,7 +355,7 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         raise BadInput(f"{path} lacks {missing}. Download the checkpoint again.") from None
 
 
-def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, Llama3Rope | None]:
+def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
     # transformers 5 writes rope_parameters, which contains the base; earlier versions write
     # rope_theta and rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
@@ -323,6 +363,10 @@ def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, Llama3Rope | None]
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default" and not any(isinstance(value, Mapping) for value in rope.values()):
         return theta, None
+    if kind == "linear":
+        return theta, LinearRope(factor=float(rope["factor"]))
+    if kind == "yarn":
+        return theta, _yarn(rope, raw)
     if kind != "llama3":
         _refuse(path, "rope scaling", dict(rope) if kind == "default" else kind)
     return theta, Llama3Rope(
@@ -331,6 +375,30 @@ def _rope(raw: Mapping[str, Any], path: Path) -> tuple[float, Llama3Rope | None]
         high_freq_factor=float(rope["high_freq_factor"]),
         original_positions=int(rope["original_max_position_embeddings"]),
     )
+
+
+def _yarn(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> YarnRope:
+    factor = float(rope["factor"])
+    original = rope.get("original_max_position_embeddings") or raw["max_position_embeddings"]
+    attention_factor = rope.get("attention_factor")
+    if attention_factor is None:
+        scale, whole_scale = rope.get("mscale"), rope.get("mscale_all_dim")
+        if not scale or not whole_scale:
+            scale, whole_scale = 1.0, 0.0
+        attention_factor = _yarn_attention(factor, scale) / _yarn_attention(factor, whole_scale)
+    return YarnRope(
+        factor=factor,
+        original_positions=int(original),
+        attention_factor=float(attention_factor),
+        fast_rotations=float(rope.get("beta_fast") or 32.0),
+        slow_rotations=float(rope.get("beta_slow") or 1.0),
+        is_rounded=bool(rope.get("truncate", True)),
+    )
+
+
+def _yarn_attention(factor: float, scale: float) -> float:
+    """Return the attention factor of the YaRN paper (arXiv 2309.00071, equation 22)."""
+    return 0.1 * float(scale) * log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _refuse(path: Path, key: str, value: object) -> None:

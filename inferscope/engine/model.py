@@ -7,7 +7,6 @@ a resumed request run the same code.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from inferscope.engine.config import Llama3Rope, ModelConfig
+from inferscope.engine.config import ModelConfig
 from inferscope.engine.feed_forward import feed_forward
 from inferscope.engine.quantization import linear
+from inferscope.engine.rope import rotation_tables
 from inferscope.engine.weights import ModelWeights
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -84,9 +84,7 @@ class Model:
 
 def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:
     """Combine weights with rotation tables for positions below `max_tokens`."""
-    inverse = _inverse_frequencies(config)
-    angles = torch.outer(torch.arange(max_tokens, dtype=torch.float32), inverse)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = rotation_tables(config, max_tokens)
     like = weights.embedding
     return Model(
         config=config,
@@ -140,23 +138,3 @@ def _norm(stream: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
 def _rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     half = torch.roll(heads, heads.shape[-1] // 2, dims=-1)
     return torch.addcmul(heads * cos, half, signed_sin)
-
-
-def _inverse_frequencies(config: ModelConfig) -> Tensor:
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inverse = 1.0 / config.rope_theta**exponents
-    if config.rope_scaling is None:
-        return inverse
-    return _llama3_scaled(inverse, config.rope_scaling)
-
-
-def _llama3_scaled(inverse: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Stretch wavelengths beyond the original context and blend those near it.
-
-    Source: `apply_scaling` in Meta's llama-models, models/llama3/model.py.
-    """
-    wavelength = 2 * math.pi / inverse
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept_share = (scaling.original_positions / wavelength - scaling.low_freq_factor) / span
-    kept_share = kept_share.clamp(0.0, 1.0)
-    return inverse * (kept_share + (1 - kept_share) / scaling.factor)

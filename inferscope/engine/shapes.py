@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from inferscope.engine.config import Architecture, Llama3Rope, ModelConfig
 from inferscope.errors import BadInput
 
@@ -69,7 +71,7 @@ SHAPES: dict[str, ModelConfig] = {
         max_positions=131_072,
         norm_eps=1e-5,
         rope_theta=500_000.0,
-        rope_scaling=replace(_LLAMA_3, factor=32.0),
+        rope_scaling=structs.replace(_LLAMA_3, factor=32.0),
         is_tied=True,
     ),
     "llama-8b": ModelConfig(

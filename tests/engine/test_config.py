@@ -74,7 +74,11 @@ def test_rope_is_read_from_old_and_new_keys(
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "no architecture"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "LinearRope"),
+        ({"rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0.5}}, "YarnRope"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1.0}, "YarnRope"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope scaling"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),

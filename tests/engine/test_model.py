@@ -3,14 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from inferscope.engine import EngineOptions
+from inferscope.engine import EngineOptions, ModelConfig
+from inferscope.engine.config import read_checkpoint_config
 from inferscope.engine.feed_forward import GatedWeights, MixtureWeights, feed_forward
 from inferscope.engine.load import load_model
 from inferscope.engine.model import Model, forward
-from tests.engine.checkpoints import VOCAB, Checkpoint, randomise, save
+from inferscope.engine.remote import encode
+from tests.engine.checkpoints import VOCAB, Checkpoint, save
 
 
 def attend_densely(model: Model) -> Any:
@@ -59,33 +62,47 @@ def test_bf16_logits_stay_near_fp32(checkpoint: Checkpoint) -> None:
     assert (actual - expected).abs().mean() < 0.05 * expected.std()
 
 
-def test_llama3_rope_scaling_equals_transformers(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "yarn": YARN,
+    "yarn, not rounded": {**YARN, "truncate": False, "beta_fast": 8.0, "beta_slow": 2.0},
+    "yarn, attention factor": {**YARN, "attention_factor": 0.9},
+    "yarn, scales": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
+    "yarn, one scale": {**YARN, "mscale": 1.2},
+    "yarn, all slow": {**YARN, "original_max_position_embeddings": 4},
+}
 
-    reference = randomise(
-        LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=VOCAB,
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                max_position_embeddings=512,
-                rope_parameters={
-                    "rope_type": "llama3",
-                    "rope_theta": 1000.0,
-                    "factor": 4.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 128,
-                },
-            )
-        )
-    )
-    reference.save_pretrained(tmp_path)
-    expected = reference_logits(reference, IDS)
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_scaling_equals_transformers(tmp_path: Path, name: str) -> None:
+    rope = {"rope_theta": 1000.0, **ROPES[name]}
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    checkpoint = save("llama", tmp_path, rope_parameters=rope, **shape)
+    expected = reference_logits(checkpoint.reference, IDS)
     assert (logits_of(tmp_path, IDS) - expected).abs().max() < 1e-4 * expected.std()
+    plain = save("llama", tmp_path / "plain", rope_parameters={"rope_theta": 1000.0}, **shape)
+    difference = reference_logits(plain.reference, IDS) - expected
+    assert difference.abs().max() > 1e-2 * expected.std(), "the scaling changes nothing"
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_scaled_model_s_description_survives_the_worker_s_pipe(tmp_path: Path, name: str) -> None:
+    save("llama", tmp_path, rope_parameters={"rope_theta": 1000.0, **ROPES[name]})
+    config = read_checkpoint_config(tmp_path)
+    assert config.rope_scaling is not None
+    assert msgspec.msgpack.decode(encode(config), type=ModelConfig) == config
 
 
 def test_unnormalised_expert_weights_equal_transformers(tmp_path: Path) -> None:
