@@ -206,7 +206,7 @@ class Request:
         An output without it is all reasoning, unless the prompt holds the token: then a chat
         template has ended the reasoning before the output.
         """
-        output = self.tokens[self.num_prompt :]
+        output = self.tokens[self.num_prompt : self.num_prompt + self.num_output]
         if end_of_thinking in output:
             return output.index(end_of_thinking) + 1
         is_over = end_of_thinking in self.tokens[: self.num_prompt]

@@ -150,10 +150,16 @@ def assert_greedy(model: Model, prompt: list[int], output: list[int]) -> None:
     assert (logits.amax(dim=1) - chosen < TIE_SHARE * logits.std(dim=1)).all()
 
 
-@pytest.mark.parametrize("way", ["chunks of 7", "prefix hits", "preemption", "all together"])
+TWIN_WAYS: dict[str, dict[str, Any]] = {
+    **{way: WAYS[way] for way in ("chunks of 7", "prefix hits", "preemption", "all together")},
+    "n-gram drafts": {"token_budget": 64, "speculative": "ngram"},
+}
+
+
+@pytest.mark.parametrize("way", TWIN_WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_output_is_the_dequantised_twin_s(llama: Checkpoint, name: Any, way: str) -> None:
-    options = EngineOptions(dtype="float32", quantization=name, **WAYS[way])
+    options = EngineOptions(dtype="float32", quantization=name, **TWIN_WAYS[way])
     engine = load_engine(str(llama.folder), options)
     assert isinstance(engine.model, Model)
     twin = dequantized(engine.model)

@@ -61,3 +61,10 @@ def test_reasoning_ends_with_the_first_end_token(
     request = make_request(0, prompt)
     request.tokens += output
     assert request.reasoning_tokens(9) == num_reasoning
+
+
+def test_a_token_that_is_not_sampled_yet_is_no_reasoning() -> None:
+    request = make_request(0, [1, 2])
+    request.take_token(5)
+    request.expect_token()
+    assert (request.num_output, request.reasoning_tokens(9)) == (1, 1)
