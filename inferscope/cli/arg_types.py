@@ -28,6 +28,11 @@ def above_zero(text: str) -> float:
     return number
 
 
+def option_set(text: str) -> str:
+    """Return a text of options, for argparse; the command parses them."""
+    return utf8(text).strip()
+
+
 def utf8(text: str) -> str:
     """Return a text that is valid UTF-8, for argparse; a path given as other bytes is not.
 

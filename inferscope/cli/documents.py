@@ -16,16 +16,19 @@ from inferscope.insight import ProfileDocument
 from inferscope.json_document import Document
 from inferscope.load import LoadDocument
 from inferscope.metrics_page import PageView
-from inferscope.text import FindingsDocument, SharesDocument, WhyDocument
+from inferscope.text import ComparisonDocument, FindingsDocument, SharesDocument, WhyDocument
 
 LIST, PAGE = "attach (several engines)", "attach URL"
 """Names of the documents that `attach` prints for targets other than one engine."""
+COMPARISON = "demo --compare"
+"""Name of the document that `demo` prints for a comparison."""
 
 DOCUMENTS: dict[str, type[Document]] = {
     "attach": SnapshotDocument,
     LIST: EngineList,
     PAGE: PageView,
     "demo": SnapshotDocument,
+    COMPARISON: ComparisonDocument,
     "why": WhyDocument,
     "shares": SharesDocument,
     "findings": FindingsDocument,

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from inferscope import __version__
+from inferscope.cli.arg_types import option_set
 from inferscope.cli.terminal import replace_unencodable
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.foreign import one_line
@@ -130,7 +131,8 @@ class _Parser(argparse.ArgumentParser):
         argparse reports a command's unknown arguments in the main parser, whose error would not
         name the command.
         """
-        options, unknown = super().parse_known_args(args, namespace)
+        words = self._shielded(sys.argv[1:] if args is None else args)
+        options, unknown = super().parse_known_args(words, namespace)
         if unknown:
             known = [name for name in self._option_string_actions if name.startswith("--")]
             wrong = unknown[0].partition("=")[0]
@@ -139,6 +141,19 @@ class _Parser(argparse.ArgumentParser):
             hint = f"Did you mean {found}?" if found else f"`{self.prog} --help` lists them."
             self.error(f"unrecognized arguments: {' '.join(unknown)}. {hint}")
         return options, unknown
+
+    def _shielded(self, words: Sequence[str]) -> list[str]:
+        """Return the words with a space before each option set, which may begin with a dash.
+
+        argparse takes a word that begins with a dash for an option of this command.
+        """
+        shielded = list(words)
+        for at, word in enumerate(words):
+            action = self._option_string_actions.get(word)
+            if action is not None and action.type is option_set:
+                values = slice(at + 1, at + 1 + int(action.nargs or 1))
+                shielded[values] = [f" {value}" for value in shielded[values]]
+        return shielded
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Reject a value that is not a choice of the action, and suggest the nearest choice."""

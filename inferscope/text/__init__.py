@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         order_rows,
         row_line,
     )
+    from inferscope.text.comparison import ComparisonDocument, comparison_page, verdict_sentence
     from inferscope.text.explanation import why
     from inferscope.text.findings import (
         FindingsDocument,
@@ -39,6 +40,7 @@ __all__ = [
     "TRIANGLE",
     "WINDOWS_NS",
     "Column",
+    "ComparisonDocument",
     "FindingsDocument",
     "Line",
     "Scene",
@@ -47,6 +49,7 @@ __all__ = [
     "WhyDocument",
     "column_at",
     "columns_for",
+    "comparison_page",
     "findings_brief",
     "findings_json",
     "findings_text",
@@ -64,6 +67,7 @@ __all__ = [
     "shares_json",
     "shares_lines",
     "status_line",
+    "verdict_sentence",
     "why",
 ]
 
@@ -71,6 +75,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
+        "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
         "explanation": ["why"],
         "findings": ["FindingsDocument", "findings_brief", "findings_json", "findings_text"],
         "header_line": ["header", "status_line"],

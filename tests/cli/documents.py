@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from inferscope.cli.documents import DOCUMENTS, LIST, PAGE
+from inferscope.cli.documents import COMPARISON, DOCUMENTS, LIST, PAGE
 from inferscope.cli.engine_list import SOURCE as LIST_SOURCE
 from inferscope.json_document import VERSION
 from inferscope.metrics_page.view import SOURCE as PAGE_SOURCE
@@ -39,4 +39,4 @@ def _verb(arguments: Sequence[str], text: str) -> str:
     if arguments[0] == "attach":
         printed: dict[str, Any] = json.loads(text)
         return {LIST_SOURCE: LIST, PAGE_SOURCE: PAGE}.get(printed["source"], "attach")
-    return arguments[0]
+    return COMPARISON if "--compare" in arguments else arguments[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.demo import command as demo_command
+from inferscope.cli.demo.options import demo_engine
 from tests.children import child
 from tests.cli.running import Run, inferscope
 
@@ -113,10 +114,10 @@ def test_fp8_on_a_cpu_is_refused_when_the_engine_starts(tmp_path: Path) -> None:
 def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
     parser = argparse.ArgumentParser()
     demo_command.configure(parser)
-    usual = demo_command.demo_engine(parser.parse_args([]))
+    usual = demo_engine(parser.parse_args([]))
     assert (usual.block_tokens, usual.num_blocks, usual.prefix_cache) == (16, 160, True)
     given = parser.parse_args(["--block-tokens", "8", "--no-prefix-cache"])
-    asked = demo_command.demo_engine(given)
+    asked = demo_engine(given)
     assert (asked.block_tokens, asked.num_blocks, asked.prefix_cache) == (8, 320, False)
 
 

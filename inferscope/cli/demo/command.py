@@ -4,6 +4,9 @@ The built-in model serves short chats, long retrieval prompts and growing agent 
 arrive at random, at a rate that adapts to the load of the machine. The demo downloads nothing and
 needs no GPU. With --headless it runs without a terminal, writes demo.isr (for `inferscope replay`),
 trace.json (for ui.perfetto.dev), demo.jsonl and client.jsonl, and prints a summary.
+
+With --compare it serves the same load with two sets of engine options, several times in turn, and
+prints both side by side, with the intervals of their differences and a verdict.
 """
 
 from __future__ import annotations
@@ -14,16 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
-from inferscope.cli.arg_types import above_zero, utf8
+from inferscope.cli.arg_types import above_zero, count, option_set, utf8
+from inferscope.cli.demo.compare import (
+    DEFAULT_ROUNDS,
+    check_comparison,
+    run_comparison,
+)
 from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo.link import Ready, Settings
-from inferscope.cli.engine_options import add_engine_options, engine_options
+from inferscope.cli.demo.options import add_demo_engine, demo_engine
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw, own_command
-from inferscope.engine import EngineOptions
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
 from inferscope.fold import json_of
@@ -39,11 +45,6 @@ DEFAULT_SECONDS = 20.0
 _POLL_S = 0.05
 _PROGRESS_S = 5.0
 _INTERRUPTED = 130
-_KV_TOKENS = 2560
-"""Size of the KV cache in tokens: small enough that a burst causes queueing and preemption."""
-_ENGINE = EngineOptions(token_budget=64, max_running=16)
-"""Defaults of the engine: with this token budget a prefill chunk makes a step several times longer
-than decodes alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +69,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="builtin",
         help="builtin, random:SHAPE or a checkpoint folder (default: %(default)s)",
     )
-    add_engine_options(
-        parser.add_argument_group("engine"), _ENGINE, pool=f"room for {_KV_TOKENS} tokens"
+    add_demo_engine(parser.add_argument_group("engine"))
+    compared = parser.add_argument_group("comparison")
+    compared.add_argument(
+        "--compare",
+        nargs=2,
+        type=option_set,
+        metavar=("A", "B"),
+        help="serve the same load with two sets of engine options, and compare latencies, goodput,"
+        " phases and ledgers",
+    )
+    compared.add_argument(
+        "--rounds",
+        type=count,
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help="runs of each set, in the order A B, B A, … (default: %(default)s)",
     )
     how = parser.add_argument_group("output")
     how.add_argument(
@@ -79,7 +94,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--duration",
         type=above_zero,
         metavar="SECONDS",
-        help=f"length of the load (default: until quit; headless {DEFAULT_SECONDS:.0f})",
+        help=f"length of the load (default: until quit; headless {DEFAULT_SECONDS:.0f}; each run of"
+        " a comparison: 20 requests)",
     )
     how.add_argument(
         "--out", type=Path, default=Path(), help="folder for the files (default: the current one)"
@@ -89,6 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """examples:
   inferscope demo
   inferscope demo --headless --duration 20 --seed 7 --out /tmp/run --json
+  inferscope demo --compare "--no-prefix-cache" "--prefix-cache"
 """
 
 
@@ -97,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
     is_headless = options.headless or options.json or not can_draw()
     _check(options)
     make_private(ring_directory())  # raises here what would leave the engine unobserved
+    if options.compare:
+        return run_comparison(options)
     engine_id = f"demo-{os.getpid()}"
     duration_s = options.duration
     if duration_s is None and is_headless:
@@ -205,22 +224,12 @@ def _title(ready: Ready) -> str:
     return f"demo, about {ready.rate_s:.1f} requests/s"
 
 
-def demo_engine(options: argparse.Namespace) -> EngineOptions:
-    """Return the options of the demo's engine.
-
-    Raises:
-        BadInput: an option of the engine is out of range.
-    """
-    engine = engine_options(options)
-    if engine.num_blocks is not None:
-        return engine
-    return replace(engine, num_blocks=_KV_TOKENS // engine.block_tokens)
-
-
 def _check(options: argparse.Namespace) -> None:
     if options.load > 2:
         raise BadInput(f"--load is {options.load}. Give a share of the capacity, up to 2.")
     demo_engine(options)
+    if options.compare:
+        check_comparison(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

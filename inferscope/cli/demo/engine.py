@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from inferscope.cli.demo.link import Ready, Settings, Stage
+from inferscope.cli.demo.link import Ready, Rounds, Settings, Stage
 from inferscope.engine.server import Failed
 from inferscope.errors import InferScopeError
 from inferscope.fold import Snapshot
@@ -74,7 +74,7 @@ class Host:
         return self._process.poll() is None
 
     def advance(self, wait_s: float = 0.0) -> None:
-        """Read the messages that the process sends until its load begins.
+        """Read the messages that the process has sent.
 
         Args:
             wait_s: maximum wait for the next message, in seconds.
@@ -84,7 +84,7 @@ class Host:
         """
         assert self._process.stdout is not None
         handle = self._process.stdout.fileno()
-        if self.ready is not None or not select.select([handle], [], [], wait_s)[0]:
+        if not select.select([handle], [], [], wait_s)[0]:
             return
         chunk = os.read(handle, _READ_BYTES)
         *lines, self._unread = (self._unread + chunk).split(b"\n")
@@ -117,7 +117,7 @@ class Host:
             self._process.wait()
 
 
-def demo_command(settings: Settings) -> tuple[str, ...]:
+def demo_command(settings: Settings | Rounds) -> tuple[str, ...]:
     """Return the command that runs the demo's engine."""
     written = msgspec.json.encode(settings).decode()
     return (sys.executable, "-m", "inferscope.cli.demo.start", written)
