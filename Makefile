@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test thorough quick check coverage test-engines bench dashboards docs reference sbom clean
+.PHONY: install install-core demo test thorough quick check coverage test-engines bench lab dashboards docs reference sbom clean
 
 install: $(READY)
 
@@ -77,6 +77,12 @@ bench: $(READY)
 	$(BIN)/python benchmarks/scrape_cost.py
 	$(BIN)/python benchmarks/parquet_cost.py
 	$(BIN)/python benchmarks/fleet_speed.py
+
+# The lab's curves, figures and comparisons, or some of them: make lab LAB="measure plot". llama-cpp-python needs ARGS="--gguf FILE".
+LAB ?= measure plot compare
+lab: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
+	$(foreach each,$(LAB),$(BIN)/python samples/lab/$(each).py $(if $(filter measure,$(each)),$(ARGS)) &&) true
 
 dashboards: $(READY)
 	$(BIN)/python -m dashboards.generate

@@ -1,0 +1,54 @@
+"""Run the lab's comparisons, one switch of the engine each, and keep their pages.
+
+python samples/lab/compare.py [NAME…]
+
+Each serves 16 runs of 20 requests. Writes comparisons/NAME.txt and NAME.json beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from measure import machine
+
+from inferscope.text import ComparisonDocument, comparison_page
+
+COMPARISONS = {
+    "prefix_cache": ("--no-prefix-cache", "--prefix-cache"),
+    "token_budget": ("--token-budget 32", "--token-budget 512"),
+}
+"""Two option sets by name: a new switch of the engine is one more line."""
+FOLDER = Path(__file__).parent / "comparisons"
+_WIDTH = 110
+
+
+def compare(name: str) -> None:
+    """Run a comparison and write its document and its page."""
+    a, b = COMPARISONS[name]
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("demo", "--compare", a, b, "--json", "--out", folder)
+        done = subprocess.run(
+            [sys.executable, "-m", "inferscope", *words], stdout=subprocess.PIPE, check=True
+        )
+    document = msgspec.json.decode(done.stdout, type=ComparisonDocument)
+    here = machine()
+    head = (
+        f'$ inferscope demo --compare "{a}" "{b}"\n'
+        f"{here['cpu']}, {here['num_cpus']} CPUs, one thread; load average before: {load}\n\n"
+    )
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_bytes(done.stdout)
+    page = comparison_page(document, width=_WIDTH, ascii=False)
+    (FOLDER / f"{name}.txt").write_text(head + page, encoding="utf-8")
+    print(page)
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or COMPARISONS:
+        compare(chosen)
