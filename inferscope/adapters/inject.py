@@ -63,7 +63,7 @@ class _Waiting(MetaPathFinder):
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     try:
-                        _tell_when_executed(spec.loader, self._executed)
+                        _call_when_executed(spec.loader, self._executed)
                     except (AttributeError, TypeError) as error:  # it takes no attributes
                         del self._observers[fullname]  # it is looked up again and again
                         warn("%s is not observed: %s", fullname, error)
@@ -81,18 +81,20 @@ class _Waiting(MetaPathFinder):
         return observer is not None
 
 
-def _tell_when_executed(loader: Any, tell: Callable[[ModuleType], bool]) -> None:
-    """Call `tell` after each module that a loader executes; its class stays as it was."""
+def _call_when_executed(loader: Any, observe: Callable[[ModuleType], bool]) -> None:
+    """Call `observe` after each module that a loader executes; its class stays as it was."""
     execute = loader.exec_module
-    if getattr(execute, "tell", None) == tell:  # it serves several modules, or is asked again
+    if (
+        getattr(execute, "observe", None) == observe
+    ):  # one loader serves several modules, or is found again
         return
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        if tell(module):
+        if observe(module):
             vars(loader).pop("exec_module", None)
 
-    exec_module.tell = tell  # type: ignore[attr-defined]
+    exec_module.observe = observe  # type: ignore[attr-defined]
     loader.exec_module = exec_module
 
 

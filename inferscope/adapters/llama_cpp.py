@@ -22,7 +22,7 @@ from typing import Any
 
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.recorder import Recorder, Recorders
-from inferscope.adapters.slice_builder import Stretches
+from inferscope.adapters.slice_builder import SliceBuilder
 from inferscope.adapters.watch import Watch, run_locked
 from inferscope.probe import EngineInfo, HostTimer, StepTimer, forked_lock
 from inferscope.records import RequestIndex
@@ -52,7 +52,7 @@ class Run:
         self._num_generated = 0
         self._seen = 0
         self._step = -1
-        self._told: Stretches | None = None
+        self._slices: SliceBuilder | None = None
         """Slices of the last step, until its drafts are verified."""
         self._num_since = 0
         """Number of tokens that have left since then."""
@@ -68,9 +68,9 @@ class Run:
             self._index = probe.queued(name, prompt_tokens=end, at_ns=self._arrived_ns)
             probe.admitted(self._index, cached_tokens=start)
         is_prompt = start < self._num_prompt
-        self._told = Stretches()
+        self._slices = SliceBuilder()
         known = end if is_prompt else start + 1
-        self._told.add(
+        self._slices.add(
             self._index, start, end, num_prompt=self._num_prompt, seen=self._seen, num_known=known
         )
         self._seen = max(self._seen, known)
@@ -105,14 +105,14 @@ class Run:
 
     def _judge_if_plain(self) -> None:
         """Record a step without drafts at its first token."""
-        if self._told is not None and not any(self._told.proposed):
+        if self._slices is not None and not any(self._slices.proposed):
             self._judge()
 
     def _judge(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told.accept(max(0, self._num_since - 1))
-            told.tell(self.recorder.probe, self._step)
+        slices, self._slices = self._slices, None
+        if slices is not None:
+            slices.accept(max(0, self._num_since - 1))
+            slices.write_to(self.recorder.probe, self._step)
         self._num_since = 0
 
 

@@ -102,7 +102,7 @@ class Patches:
         self._adapter = adapter
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         """Owner, attribute, the owner's previous value (or `_ABSENT`), the replacement."""
-        self._said: dict[str, None] = {}
+        self._unsupported: dict[str, None] = {}
         """Unsupported features, in the order of their reports."""
         self.within: set[tuple[str, int, int]] = set()
 
@@ -123,9 +123,9 @@ class Patches:
 
     def unsupported(self, what: str) -> None:
         """Report once, in the log and in the rings, that something cannot be observed here."""
-        if what in self._said:
+        if what in self._unsupported:
             return
-        self._said[what] = None
+        self._unsupported[what] = None
         warn("unsupported: %s (%s)", what, self._adapter)
         for probe in self.probes:
             probe.unsupported(what)
@@ -138,7 +138,7 @@ class Patches:
             is_observing: False if the unsupported features are all that the probe would record.
         """
         self.probes.append(probe)
-        for what in self._said:
+        for what in self._unsupported:
             probe.unsupported(what, is_everything=not is_observing)
 
     def detach(self, probe: Probe) -> None:

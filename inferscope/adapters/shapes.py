@@ -132,7 +132,7 @@ def _experts(text: Any) -> tuple[int, int, int, int] | None:
 def _windows(text: Any) -> tuple[int, int] | None:
     """Return the sliding window, 0 for none, and how many layers see beyond it nevertheless.
 
-    None where layers are of another kind, or which are of which is not told.
+    None where layers are of another kind, or the configuration does not say which are of which.
     """
     window, num_layers = getattr(text, "sliding_window", None), int(text.num_hidden_layers)
     kinds = getattr(text, "layer_types", None)
@@ -154,7 +154,7 @@ def _windows(text: Any) -> tuple[int, int] | None:
 
 
 def _head_bits(config: Any, plain_bits: int) -> int:
-    """Return the bits of lm_head, which quantisers leave alone unless told; 0 for the weights'."""
+    """Return the bits of lm_head; 0 for the weights'. Quantisers skip it unless configured."""
     given = getattr(config, "quantization_config", None)
     if given is None:
         return 0

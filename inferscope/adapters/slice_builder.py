@@ -14,7 +14,7 @@ from inferscope.probe import Probe, split_phases
 from inferscope.records import DECODE, DRAFT, VERIFY
 
 
-class Stretches:
+class SliceBuilder:
     """Columns of a step's slices while they are built; see `Probe.slices`."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Stretches:
         if self.phases and self.phases[-1] == VERIFY:
             self.accepted[-1] = num_accepted
 
-    def tell(self, probe: Probe, step: int) -> None:
+    def write_to(self, probe: Probe, step: int) -> None:
         """Record the slices with a probe."""
         has_proposals = VERIFY in self.phases
         probe.slices(

@@ -24,7 +24,7 @@ from inferscope.adapters.vllm import worker as vllm_worker
 def broken(*args, **kwargs):
     raise RuntimeError("our own mistake")
 
-vllm_steps.Core.tell_left = broken
+vllm_steps.Core.write_outcome = broken
 vllm_worker.WorkerHooks.stop = broken
 vllm_frontend.FrontEndHooks.processed = broken
 """

@@ -119,7 +119,7 @@ class SchedulerWatch:
             is_core=is_core,
             is_deferring=is_deferring,
             counts_at_once=counts_at_once,
-            record_rows=self._tell_rows,
+            record_rows=self._write_rows,
             finish=self._finish,
         )
 
@@ -261,10 +261,10 @@ class SchedulerWatch:
     def _prepare(self, scheduler: Any, launch: Launch) -> None:
         """Record a batch's plan and who runs now and did not; make its rows."""
         if self._is_core:
-            if self._repeats(launch) and self._tell_plan(scheduler, launch, repeats=True):
+            if self._repeats(launch) and self._record_plan(scheduler, launch, repeats=True):
                 return
             self._results.settle()
-            self._tell_plan(scheduler, launch)  # here a probe follows its switch
+            self._record_plan(scheduler, launch)  # here a probe follows its switch
         if launch.mode == "DECODE" and not launch.is_speculative and launch.tail is None:
             if self.probe.on:
                 launch.rows = self._decoding_rows(launch)
@@ -299,7 +299,7 @@ class SchedulerWatch:
     def _record_rows(self, launch: Launch) -> None:
         rows, launch.rows = launch.rows, None
         if rows is not None:
-            self._tell_rows(launch.step, rows)
+            self._write_rows(launch.step, rows)
 
     def _decoding_rows(self, launch: Launch) -> Rows:
         """Return the rows of a batch that decodes; with the team of the last, only contexts move.
@@ -329,12 +329,12 @@ class SchedulerWatch:
         parts = []
         for followed, part in launch.parts():
             if self._is_core:
-                self._tell_running(followed, part.context, launch.at_ns)
+                self._record_running(followed, part.context, launch.at_ns)
             followed.seen = max(followed.seen, part.context + part.tokens)
             parts.append(part)
         return parts
 
-    def _tell_running(self, followed: Followed, context: int, at_ns: int) -> None:
+    def _record_running(self, followed: Followed, context: int, at_ns: int) -> None:
         if not followed.has_run:
             followed.has_run = True
             self.probe.admitted(followed.index, cached_tokens=context, at_ns=at_ns)
@@ -342,7 +342,7 @@ class SchedulerWatch:
             followed.is_held = False
             self.probe.resumed(followed.index, cached_tokens=context, at_ns=at_ns)
 
-    def _tell_plan(self, scheduler: Any, launch: Launch, *, repeats: bool = False) -> bool:
+    def _record_plan(self, scheduler: Any, launch: Launch, *, repeats: bool = False) -> bool:
         """Record a batch's plan; where it repeats the last batch, its rows and their emission too.
 
         Returns:
@@ -387,7 +387,7 @@ class SchedulerWatch:
         team.contexts = launch.contexts
         return True
 
-    def _tell_rows(self, step: int, rows: Rows) -> None:
+    def _write_rows(self, step: int, rows: Rows) -> None:
         if not rows.requests:
             return
         if not self._is_core:

@@ -24,7 +24,7 @@ from typing import Any
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.recorder import Recorder
 from inferscope.adapters.sampling_attributes import asked
-from inferscope.adapters.slice_builder import Stretches
+from inferscope.adapters.slice_builder import SliceBuilder
 from inferscope.probe import Deferred
 from inferscope.records import RequestIndex
 
@@ -173,9 +173,9 @@ class Batcher:
             raise RuntimeError(f"{len(self._planned)} planned steps without an outcome")
         times_ns = self._plan_start_ns, time.monotonic_ns()
         preempted, self._preempted = self._preempted, []
-        self._defer(times_ns[0], self._tell_plan, planned, times_ns, preempted)
+        self._defer(times_ns[0], self._record_plan, planned, times_ns, preempted)
 
-    def _tell_plan(
+    def _record_plan(
         self, planned: PlannedStep, times_ns: tuple[int, int], preempted: list[RequestIndex]
     ) -> None:
         processor = self._processor
@@ -248,9 +248,9 @@ class Batcher:
                 if track is not None:
                     ended.append((track, _reason(state)))
         at_ns = time.monotonic_ns()
-        self._defer(at_ns, self._tell_outcome, planned, is_new, ended, at_ns)
+        self._defer(at_ns, self._record_outcome, planned, is_new, ended, at_ns)
 
-    def _tell_outcome(
+    def _record_outcome(
         self,
         planned: PlannedStep,
         is_new: list[bool],
@@ -258,13 +258,13 @@ class Batcher:
         at_ns: int,
     ) -> None:
         probe = self.recorder.probe
-        stretches = Stretches()
+        slices = SliceBuilder()
         emitted: list[int] = []
         for part, has_token in zip(planned.parts, is_new, strict=True):
             track = part.track
             if part.is_over:
                 continue
-            stretches.add(
+            slices.add(
                 track.index,
                 part.start,
                 part.end,
@@ -275,7 +275,7 @@ class Batcher:
             track.seen = max(track.seen, part.end)
             if has_token:
                 emitted.append(track.index)
-        stretches.tell(probe, planned.step)
+        slices.write_to(probe, planned.step)
         if emitted:
             probe.emitted(emitted, [1] * len(emitted), step=planned.step, at_ns=at_ns)
         for track, reason in ended:

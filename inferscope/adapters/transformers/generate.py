@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.recorder import Recorder
-from inferscope.adapters.slice_builder import Stretches
+from inferscope.adapters.slice_builder import SliceBuilder
 from inferscope.adapters.transformers.info import asked_of, is_asynchronous
 from inferscope.probe import Deferred
 from inferscope.records import RequestIndex
@@ -144,7 +144,7 @@ class MainLoop(Loop):
         self._max_length = getattr(self.criteria, "max_length", None)
         self._ends = _end_tokens(self.criteria)
         self._pending: tuple[Any, Any] | None = None
-        self._stretches: Stretches | None = None
+        self._slices: SliceBuilder | None = None
         self._decode_start: int | None = None
         """Position of the generated token that each active row computes; None in other steps."""
         self._padded_tokens = 0
@@ -175,13 +175,13 @@ class MainLoop(Loop):
         known = self._offset + self._length
         self._num_proposed = max(0, ids.shape[1] - self._length) if self.is_assisted else 0
         active = self._active
-        self._stretches = self._decode_start = None
+        self._slices = self._decode_start = None
         if width == 1 and not self._num_proposed and start >= self._width:
             self._decode_start, num_tokens = start, len(active)
         else:
-            stretches = self._stretches = Stretches()
-            self._add(stretches, start, end, known)
-            num_tokens = stretches.num_tokens
+            slices = self._slices = SliceBuilder()
+            self._add(slices, start, end, known)
+            num_tokens = slices.num_tokens
         computed = self._batch * width
         self._padded_tokens = computed if computed > num_tokens else 0
         self._position = end
@@ -190,18 +190,18 @@ class MainLoop(Loop):
         now_ns = time.monotonic_ns()
         self._start(computed, mode, is_dummy=not active)
         if active:
-            self._defer(now_ns, self._tell_plan, self._step, now_ns, len(active))
+            self._defer(now_ns, self._record_plan, self._step, now_ns, len(active))
 
-    def _tell_plan(self, step: int, now_ns: int, num_running: int) -> None:
+    def _record_plan(self, step: int, now_ns: int, num_running: int) -> None:
         self.recorder.probe.plan(
             step, start_ns=now_ns, end_ns=now_ns, waiting=0, running=num_running
         )
 
-    def _add(self, stretches: Stretches, start: int, end: int, known: int) -> None:
+    def _add(self, slices: SliceBuilder, start: int, end: int, known: int) -> None:
         for row in self._active:
             first, last = max(0, start - row.num_pads), max(0, end - row.num_pads)
             if last > first:
-                stretches.add(
+                slices.add(
                     row.index,
                     first,
                     last,
@@ -219,7 +219,7 @@ class MainLoop(Loop):
         self.recorder.probe.stop(self._step, padded_tokens=self._padded_tokens)
         self._deferred.flush_hidden()  # if anything is deferred, this is a device
         if not self._num_proposed:
-            self._tell(0)
+            self._record_slices(0)
 
     def tokens_chosen(self, ids: Any, is_done: Any) -> None:
         """Keep the outcome; on a device it is read once the loop itself has waited for it.
@@ -237,14 +237,14 @@ class MainLoop(Loop):
         ids, is_done = self._pending
         self._pending = None
         num_new = ids.shape[1] - self._length
-        self._tell(num_new - 1)
+        self._record_slices(num_new - 1)
         self._length = ids.shape[1]
         if self.is_assisted:  # what was not accepted is cut off the cache
             self._position = self._offset + self._length - 1
         active = self._active
         at_ns = time.monotonic_ns()
         if num_new > 0 and active:
-            self._defer(at_ns, self._tell_emitted, self._indices, num_new, self._step, at_ns)
+            self._defer(at_ns, self._record_emitted, self._indices, num_new, self._step, at_ns)
         flags = is_done.tolist()
         if not isinstance(flags, list):
             flags = [flags] * self._batch
@@ -260,7 +260,7 @@ class MainLoop(Loop):
         """End the unfinished requests, with the error if there is one."""
         self.forward_ends()
         self.turn()
-        self._tell(0)
+        self._record_slices(0)
         reason = "stop"
         if error is not None:
             is_cancel = isinstance(error, (KeyboardInterrupt, GeneratorExit))
@@ -277,28 +277,28 @@ class MainLoop(Loop):
         else:
             action(*arguments)
 
-    def _tell_emitted(self, indices: list[RequestIndex], num: int, step: int, at_ns: int) -> None:
+    def _record_emitted(self, indices: list[RequestIndex], num: int, step: int, at_ns: int) -> None:
         self.recorder.probe.emitted(indices, [num] * len(indices), step=step, at_ns=at_ns)
 
-    def _tell(self, num_accepted: int) -> None:
-        stretches, self._stretches = self._stretches, None
+    def _record_slices(self, num_accepted: int) -> None:
+        slices, self._slices = self._slices, None
         start, self._decode_start = self._decode_start, None
         if start is not None:
-            stretches = Stretches()
+            slices = SliceBuilder()
             contexts = [start - row.num_pads for row in self._active]
-            stretches.add_decodes(self._indices, contexts)
-        if stretches is None or not stretches.requests:
+            slices.add_decodes(self._indices, contexts)
+        if slices is None or not slices.requests:
             return
         if self._num_proposed:
-            stretches.accept(max(0, num_accepted))
-        stretches.tell(self.recorder.probe, self._step)
+            slices.accept(max(0, num_accepted))
+        slices.write_to(self.recorder.probe, self._step)
 
     def _finish(self, row: Row, reason: str) -> None:
         row.is_done = True
         at_ns = time.monotonic_ns()
-        self._defer(at_ns, self._tell_finished, row.index, reason, at_ns)
+        self._defer(at_ns, self._record_finished, row.index, reason, at_ns)
 
-    def _tell_finished(self, index: RequestIndex, reason: str, at_ns: int) -> None:
+    def _record_finished(self, index: RequestIndex, reason: str, at_ns: int) -> None:
         self.recorder.probe.finished(index, reason, at_ns=at_ns)
 
     def _reason(self, ids: Any, at: int) -> str:
@@ -329,9 +329,9 @@ class DraftLoop(Loop):
             return
         self._is_open = False
         self.recorder.probe.stop(self._step)
-        stretches = Stretches()
-        stretches.add_draft(self._index, *self._tokens)
-        stretches.tell(self.recorder.probe, self._step)
+        slices = SliceBuilder()
+        slices.add_draft(self._index, *self._tokens)
+        slices.write_to(self.recorder.probe, self._step)
 
 
 def next_name() -> str:

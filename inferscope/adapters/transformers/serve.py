@@ -42,7 +42,7 @@ class ServedRequests:
         self._edge: Edge | None = None
         self._lock = threading.Lock()
         self._id_by_streamer: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._told: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_recorded: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Number of tokens recorded so far, by streamer."""
 
     def begin(self) -> None:
@@ -128,8 +128,8 @@ class ServedRequests:
     def _produced(self, streamer: Any, total: int) -> None:
         with self._lock:
             request_id = self._id_by_streamer.get(streamer)
-            num_new = total - self._told.get(streamer, 0)
+            num_new = total - self._num_recorded.get(streamer, 0)
             if request_id is None or num_new <= 0 or self._edge is None:
                 return
-            self._told[streamer] = total
+            self._num_recorded[streamer] = total
         self._edge.produced(request_id, num_new)

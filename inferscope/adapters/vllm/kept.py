@@ -105,22 +105,22 @@ class Kept:
             num_left = len(left)  # before the plan: what another thread adds now may be of its step
             planned, self.planned = self.planned, None
             for _ in range(num_left - (planned is not None)):
-                core.tell_left(*left.popleft())
+                core.write_outcome(*left.popleft())
             if planned is not None:
-                self._tell(planned, left.popleft() if num_left else None)
+                self._write(planned, left.popleft() if num_left else None)
         self._probe.defer(self.since_ns)
 
-    def _tell(self, planned: Planned, left: Left | None) -> None:
+    def _write(self, planned: Planned, left: Left | None) -> None:
         """Write a plan and the outputs before it, as one record if that is enough."""
         core = self.core
         ended, self.ended = self.ended, None
-        if not ended and planned[1] >= 0 and core.tell_same(planned, left):
+        if not ended and planned[1] >= 0 and core.write_same(planned, left):
             return
         if left is not None:
-            core.tell_left(*left)
+            core.write_outcome(*left)
         if ended:  # in a step whose outputs were handled in vain
             core.end(ended)
-        core.tell_planned(*planned)
+        core.write_plan(*planned)
 
     @property
     def since_ns(self) -> int:

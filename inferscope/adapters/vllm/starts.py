@@ -1,7 +1,7 @@
 """Engine ids of the engines that one process starts.
 
-The cores and workers of an engine inherit its id in an environment variable. Steps are told apart
-by their replica and number, so two engines with one id would mix: while an engine of the process
+The cores and workers of an engine inherit its id in an environment variable. A step is identified
+by its replica and number, so two engines with one id would mix: while an engine of the process
 runs, the next one is started with `-2` behind the id. Engines one after the other have the same id.
 """
 
@@ -30,7 +30,7 @@ class Starts:
     def install(self, client_class: Any) -> None:
         """Hook `MPClient`, which starts an engine's processes unless it is given their addresses.
 
-        Starts in several threads at once are not told apart.
+        Starts in several threads at once are not distinguished.
         """
         hooks = {"__init__": Direct(self._init)}
         self._patches.unit("engines beside each other in a process", client_class, hooks)

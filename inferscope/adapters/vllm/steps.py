@@ -1,7 +1,7 @@
 """Recorder of one scheduler's steps and requests.
 
-    tell_planned   preempted, admitted, resumed, plan; slices if they are known
-    tell_left      slices if they were not known, emitted, finished
+    write_plan     preempted, admitted, resumed, plan; slices if they are known
+    write_outcome  slices if they were not known, emitted, finished
 
 The slices of a step without draft tokens are known when it is planned. They are written with its
 plan, so a kernel that hangs leaves the names of its requests in the ring. With draft tokens, and
@@ -50,7 +50,7 @@ class Flight(NamedTuple):
     team: Team | None
     contexts: list[int]
     """Contexts of the team's requests."""
-    is_told: bool
+    is_written: bool
     """Whether its slices are written."""
 
 
@@ -137,7 +137,7 @@ class Core:
                 else:
                     ended.append((request_id, reason))
 
-    def tell_planned(self, output: Any, step: int, start_ns: int, end_ns: int) -> None:
+    def write_plan(self, output: Any, step: int, start_ns: int, end_ns: int) -> None:
         """Write a plan, the requests that it admits or preempts, and slices that are known."""
         probe, requests = self.probe, self._requests
         for request_id in getattr(output, "finished_req_ids", None) or ():
@@ -160,18 +160,18 @@ class Core:
         else:
             flight = self._flight(output, end_ns)
         probe.plan(step, preempted=preempted, **self._plan(output, start_ns, end_ns))
-        if flight.is_told:
-            self._tell_slices(step, flight, {})
+        if flight.is_written:
+            self._write_slices(step, flight, {})
         self._fly(step, flight)
 
-    def tell_same(
+    def write_same(
         self, planned: tuple[Any, int, int, int], left: tuple[Any, Any, int, Any, Any] | None
     ) -> bool:
         """Write a step with the last one's requests, and that one's outputs, as one record.
 
         Args:
-            planned: arguments of `tell_planned`.
-            left: arguments of `tell_left` for the outputs that left before; None if there are none.
+            planned: arguments of `write_plan`.
+            left: arguments of `write_outcome` for the outputs before, None if there are none.
 
         Returns:
             Whether it is written; if not, both have to be written in full.
@@ -183,7 +183,7 @@ class Core:
             or not team.is_next(output)
             or output.preempted_req_ids
             or any(request_id in self._requests for request_id in output.finished_req_ids or ())
-            or not all(flight.is_told for flight in self._flying.values())
+            or not all(flight.is_written for flight in self._flying.values())
         ):
             return False
         emitted_step = emitted_ns = None
@@ -207,10 +207,10 @@ class Core:
             return False
         if emitted_step is not None:
             self._progress(self._flying.pop(emitted_step), {})
-        self._fly(step, Flight(team.digest, {}, team, contexts, is_told=True))
+        self._fly(step, Flight(team.digest, {}, team, contexts, is_written=True))
         return True
 
-    def tell_left(
+    def write_outcome(
         self,
         scheduler_output: Any,
         outputs: Any,
@@ -223,12 +223,12 @@ class Core:
         step = -1 if step is None else step
         flight = self._flying.pop(step, None)
         if flight is not None:
-            if not flight.is_told:
-                self._tell_slices(step, flight, accepted)
+            if not flight.is_written:
+                self._write_slices(step, flight, accepted)
             self._progress(flight, accepted)
         ended = ended or []
         for of_client in (outputs or {}).values():
-            self._tell_emitted(step, of_client.outputs, at_ns)
+            self._write_emitted(step, of_client.outputs, at_ns)
             ended += [
                 (output.request_id, _FINISHES.get(str(output.finish_reason), "error"))
                 for output in of_client.outputs
@@ -271,7 +271,7 @@ class Core:
         # Contexts are known unless a step under way has draft tokens that may be rejected. The
         # fold takes slices in the order of the steps.
         is_known = not output.scheduled_spec_decode_tokens and all(
-            flight.is_told for flight in self._flying.values()
+            flight.is_written for flight in self._flying.values()
         )
         digest = vllm_tag.step_digest(output.num_scheduled_tokens)
         parts = list(part_by_place.values())
@@ -280,7 +280,7 @@ class Core:
 
     def _again(self, output: Any, team: Team) -> Flight:
         """Return the next step of a team."""
-        is_known = all(flight.is_told for flight in self._flying.values())
+        is_known = all(flight.is_written for flight in self._flying.values())
         contexts = output.scheduled_cached_reqs.num_computed_tokens
         return Flight(team.digest, {}, team, contexts, is_known)
 
@@ -355,7 +355,7 @@ class Core:
             return "budget"
         return "blocks"
 
-    def _tell_slices(self, step: int, flight: Flight, accepted: dict[int, int]) -> None:
+    def _write_slices(self, step: int, flight: Flight, accepted: dict[int, int]) -> None:
         team = flight.team
         if team is not None:
             self.probe.slices(
@@ -415,12 +415,12 @@ class Core:
         for progress, context in zip(flight.team.progress, flight.contexts, strict=True):
             progress.ever = context + 1
 
-    def _tell_emitted(self, step: int, outputs: Any, at_ns: int) -> None:
+    def _write_emitted(self, step: int, outputs: Any, at_ns: int) -> None:
         get = self._requests.get
         leaving = [(get(output.request_id), len(output.new_token_ids)) for output in outputs]
-        told = [(progress.index, num) for progress, num in leaving if progress and num]
-        if told:
-            indices, counts = zip(*told, strict=True)
+        emitted = [(progress.index, num) for progress, num in leaving if progress and num]
+        if emitted:
+            indices, counts = zip(*emitted, strict=True)
             self.probe.emitted(indices, counts, step=step, at_ns=at_ns)
 
     def _is_over(self, request_id: str) -> bool:

@@ -38,12 +38,12 @@ class Team(NamedTuple):
 
     def has_emitted(self, outputs: Any, ended: list[tuple[str, str]] | None) -> bool:
         """Return whether a step's outputs are one token of each request, and none ended."""
-        told = [output for of_client in (outputs or {}).values() for output in of_client.outputs]
+        emitted = [output for of_client in (outputs or {}).values() for output in of_client.outputs]
         return (
             not ended
-            and len(told) == len(self.ids)
-            and all(len(one.new_token_ids) == 1 and one.finish_reason is None for one in told)
-            and {one.request_id for one in told} == set(self.ids)
+            and len(emitted) == len(self.ids)
+            and all(len(one.new_token_ids) == 1 and one.finish_reason is None for one in emitted)
+            and {one.request_id for one in emitted} == set(self.ids)
         )
 
 
