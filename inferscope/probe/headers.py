@@ -25,11 +25,11 @@ class AllowedHeaders:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Read the list; report and skip its unreadable items."""
-        self._told: dict[bytes, tuple[str, bool]] = {}
+        self._by_header: dict[bytes, tuple[str, bool]] = {}
         """Attribute of each header, and whether its value is hashed."""
         for item in filter(None, environment.get(VARIABLE, "").split(",")):
-            said, _, header = item.partition("=")
-            word, _, how = said.strip().partition(":")
+            attribute, _, header = item.partition("=")
+            word, _, how = attribute.strip().partition(":")
             name = header.strip().lower()
             if word not in WORDS or how not in ("", HASH) or not name or not name.isascii():
                 warn(
@@ -40,16 +40,16 @@ class AllowedHeaders:
                     ", ".join(WORDS),
                 )
                 continue
-            self._told[name.encode()] = (word, how == HASH)
+            self._by_header[name.encode()] = (word, how == HASH)
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         """Return the attributes that a request's headers set, by ASGI's lower-case names."""
-        told = self._told
-        if not told:
+        by_header = self._by_header
+        if not by_header:
             return {}
         found = {}
         for name, content in headers:
-            known = told.get(name)
+            known = by_header.get(name)
             if known is not None and content:
                 word, is_hashed = known
                 found[word] = digits(content) if is_hashed else content.decode("latin-1")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_UNSAID = 16
 _ROOM_AGAIN_S = 0.5
-_unsaid: deque[str] = deque(maxlen=_MOST_UNSAID)
+_messages: deque[str] = deque(maxlen=_MOST_UNSAID)
 """Lines that wait for room in the log; of more the oldest are dropped."""
 _speaking_pid = 0
 """The process whose thread writes them, 0 for none."""
@@ -33,10 +33,10 @@ def warn(message: str, *values: object) -> None:
     within a call of the host.
     """
     with suppressed(Exception):
-        if not _unsaid and not would_block():
+        if not _messages and not would_block():
             _log(message, *values)
             return
-        _unsaid.append(message % values if values else message)
+        _messages.append(message % values if values else message)
         _begin_to_speak()
 
 
@@ -56,7 +56,7 @@ def _begin_to_speak() -> None:
 def _speak() -> None:
     global _speaking_pid
     while True:
-        while _unsaid:
+        while _messages:
             is_blocked = False
             with suppress(Exception):  # of a handler of that log
                 is_blocked = would_block()
@@ -64,9 +64,9 @@ def _speak() -> None:
                 time.sleep(_ROOM_AGAIN_S)
                 continue
             with suppress(Exception):
-                _log("%s", _unsaid.popleft())
+                _log("%s", _messages.popleft())
         _speaking_pid = 0
-        if not _unsaid:  # else a line was added before that, and began no thread
+        if not _messages:  # else a line was added before that, and began no thread
             return
         _speaking_pid = os.getpid()
 
@@ -121,7 +121,7 @@ def _forget_unsaid() -> None:
     """Leave the parent's lines to the parent."""
     global _speaking_pid
     _speaking_pid = 0
-    _unsaid.clear()
+    _messages.clear()
 
 
 os.register_at_fork(after_in_child=_forget_unsaid)

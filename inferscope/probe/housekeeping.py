@@ -46,7 +46,7 @@ class Keeper:
         self._now = log.clock.monotonic_ns
         self.write_overdue: Callable[[int], object] | None = None
         """See `Probe.look_after`."""
-        self._speaker: threading.Thread | None = None
+        self._log_thread: threading.Thread | None = None
         self._is_stopping = False
         self._wake = threading.Lock()
         """Held until `stop`. No Event: its lock hangs a `stop` within a `stop` of one thread."""
@@ -81,7 +81,7 @@ class Keeper:
                 return
             line = ring.inspect()  # first: its descriptor may be another file's by now
             if line:
-                life.will_say(line)
+                life.queue_message(line)
             ring.beat(now_ns)
             self._read_switch()
             if self._profiling is not None:
@@ -113,11 +113,11 @@ class Keeper:
         while not self._wake.acquire(timeout=HEALTH_NS / 1e9) and not self._is_stopping:
             try:
                 self.tend()
-                self._say()
+                self._write_messages()
             except Exception:  # noqa: PERF203 -- out of memory, perhaps for a moment
                 continue
         self._life.catch_up_unlocked()
-        self._say()
+        self._write_messages()
 
     def _read_host(self, now_ns: int) -> None:
         """Read the host's counters; the next report writes them, on whichever thread that is."""
@@ -126,16 +126,20 @@ class Keeper:
             start_ns, values = counted
             self._log.host_sample = CounterSample(now_ns, "", start_ns, now_ns, "host", values)
 
-    def _say(self) -> None:
+    def _write_messages(self) -> None:
         """Begin to write pending messages, which may take for ever; the heart beats on."""
-        if not self._life.has_unsaid or (self._speaker is not None and self._speaker.is_alive()):
+        if not self._life.has_messages or (
+            self._log_thread is not None and self._log_thread.is_alive()
+        ):
             return
         if would_block():
             return
-        speaker = threading.Thread(target=self._life.say, name="inferscope-log", daemon=True)
+        thread = threading.Thread(
+            target=self._life.write_messages, name="inferscope-log", daemon=True
+        )
         with suppress(RuntimeError):  # the system gives no more threads: at the next look
-            speaker.start()
-            self._speaker = speaker
+            thread.start()
+            self._log_thread = thread
 
     def _read_switch(self) -> None:
         """Take notice when the byte changes: what stopped otherwise it does not start again."""

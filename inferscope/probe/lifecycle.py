@@ -52,13 +52,13 @@ class Life:
     Attributes:
         on: whether the probe records now.
         wants_on: value that `on` takes between the next two steps.
-        tells_plans: whether plans are recorded; False while the budget omits them.
+        writes_plans: whether plans are recorded; False while the budget omits them.
         first_step: first step whose start was seen since the probe was switched on.
     """
 
     def __init__(self, log: Log, spans: Spans) -> None:
         self.on = self.wants_on = log.ring is not None
-        self.tells_plans = True
+        self.writes_plans = True
         self.first_step = -1
         self._log = log
         self._spans = spans
@@ -67,7 +67,7 @@ class Life:
         self._mark: ProcessMark = b"\1" if log.ring is None else process_mark()
         self._queued: deque[tuple[Action, Any]] = deque()
         self._waits_again_ns = 0
-        self._unsaid: deque[str] = deque(maxlen=_MOST_UNSAID)
+        self._messages: deque[str] = deque(maxlen=_MOST_UNSAID)
 
     def is_ours(self) -> bool:
         """Return whether this is the process that opened the probe; silence it where it is not."""
@@ -172,26 +172,26 @@ class Life:
         log.odd.num += 1
         if not log.message:
             log.message = text(f"{call}() was left out: {_described(error)}", _MOST_MESSAGE_BYTES)
-            self._unsaid.append(log.message)
+            self._messages.append(log.message)
 
-    def will_say(self, line: str) -> None:
+    def queue_message(self, line: str) -> None:
         """Add a message to the pending ones."""
-        self._unsaid.append(line)
+        self._messages.append(line)
 
     @property
-    def has_unsaid(self) -> bool:
+    def has_messages(self) -> bool:
         """Return whether messages are pending."""
-        return bool(self._unsaid)
+        return bool(self._messages)
 
-    def say(self) -> None:
+    def write_messages(self) -> None:
         """Write pending messages to the host's log: on a thread of its own, without the lock.
 
         A handler of that log may block: another thread holds its lock. While the pipe of one is
         full, messages stay pending.
         """
         with suppress(Exception):  # of a handler of that log
-            while self._unsaid and not would_block():
-                warn("%s", self._unsaid.popleft())
+            while self._messages and not would_block():
+                warn("%s", self._messages.popleft())
 
     def caught(self, error: Exception) -> None:
         """Handle an exception within a call: a fault of the probe, or a process at its limits.
@@ -270,13 +270,13 @@ class Life:
         log.num_errors += 1
         try:
             log.message = text(_described(error), _MOST_MESSAGE_BYTES)
-            self._unsaid.append(f"the probe failed and is off: {log.message}")
+            self._messages.append(f"the probe failed and is off: {log.message}")
             now_ns = self._now()
-            self.perform(now_ns, self._tell_failure, self._tell_failure, now_ns)
+            self.perform(now_ns, self._write_failure, self._write_failure, now_ns)
         except Exception as raised:
             pass_on(raised)
 
-    def _tell_failure(self, now_ns: int) -> None:
+    def _write_failure(self, now_ns: int) -> None:
         if self._log.ring is not None:
             self._log.ring.set_pending(0)
         self._spans.report(now_ns)
@@ -286,7 +286,7 @@ class Life:
         self.on = self.wants_on = False
         self._mark = b"\1"
         self._queued.clear()
-        self._unsaid.clear()
+        self._messages.clear()
         ring = self._log.abandon()
         if ring is not None:
             with suppressed(Exception):  # its lock on the ring must die with the parent
@@ -299,7 +299,7 @@ class Life:
         verdict = budget.judge(now_ns, log.cost_ns)
         if verdict == "keep":
             return
-        self.tells_plans = verdict == "restore"
+        self.writes_plans = verdict == "restore"
         cost = f"{budget.last_share:.1%} of wall time, more than {budget.share:.1%}"
         if verdict == "restore":
             log.message = ""
@@ -309,7 +309,7 @@ class Life:
         else:
             log.message = f"the probe took {cost}, without step plans too: it has stopped"
             self._pause(now_ns, OVER_BUDGET)
-        self._unsaid.append(f"{log.message} (INFERSCOPE_BUDGET)")
+        self._messages.append(f"{log.message} (INFERSCOPE_BUDGET)")
 
     def _pause(self, now_ns: int, state: int) -> None:
         """Stop recording and say so: in a keyframe, for those who come, and in a report."""
@@ -325,7 +325,7 @@ class Life:
         log.state, log.message = ON, ""
         self.first_step = step
         self._budget.restart(now_ns, log.cost_ns)
-        self.tells_plans = True
+        self.writes_plans = True
         self._spans.forget()
         self.on = self.wants_on = True
         log.restate(now_ns)

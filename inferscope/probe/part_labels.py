@@ -21,7 +21,7 @@ Parts: TypeAlias = tuple[tuple[str, int], ...]
 HEADER = b"x-inferscope-parts"
 MOST_PARTS = 16
 """Maximum number of parts in a header."""
-MOST_STRETCHES = 128
+MOST_RECORDED_PARTS = 128
 """Maximum number of parts in a record: a server declares a long chat turn by turn."""
 _MOST_HEADER_BYTES = 1024
 _MOST_NAME_LETTERS = 32
@@ -78,19 +78,19 @@ def bounded(parts: Iterable[tuple[str, int]]) -> Parts:
     Invalid names become `other`, neighbours of one name are merged, and empty parts are omitted.
     Of too many parts the first and the last are kept; those between them become `other`.
     """
-    told: list[tuple[str, int]] = []
+    kept: list[tuple[str, int]] = []
     for name, count in parts:
         named = name if is_name(name) else OTHER_PART
         tokens = min(max(0, int(count)), _MOST_TOKENS)
-        if told and told[-1][0] == named:
-            told[-1] = (named, min(told[-1][1] + tokens, _MOST_TOKENS))
+        if kept and kept[-1][0] == named:
+            kept[-1] = (named, min(kept[-1][1] + tokens, _MOST_TOKENS))
         elif tokens:
-            told.append((named, tokens))
-    if len(told) > MOST_STRETCHES:
-        first, *between = told[: 2 - MOST_STRETCHES]
+            kept.append((named, tokens))
+    if len(kept) > MOST_RECORDED_PARTS:
+        first, *between = kept[: 2 - MOST_RECORDED_PARTS]
         between_tokens = min(sum(tokens for _, tokens in between), _MOST_TOKENS)
-        told = [first, (OTHER_PART, between_tokens), *told[2 - MOST_STRETCHES :]]
-    return tuple(told)
+        kept = [first, (OTHER_PART, between_tokens), *kept[2 - MOST_RECORDED_PARTS :]]
+    return tuple(kept)
 
 
 def is_name(name: object) -> bool:

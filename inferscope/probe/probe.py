@@ -448,7 +448,7 @@ class Probe:
     ) -> None:
         """Note what the scheduler decided, before the step is launched."""
         life = self._life
-        if life.wants_on is life.on and not (life.on and life.tells_plans):
+        if life.wants_on is life.on and not (life.on and life.writes_plans):
             return
         try:
             t_ns, log = self._now(), self._log
@@ -641,7 +641,7 @@ class Probe:
                 life.refuse("slices", error)
                 return
             record = StepSlices(t_ns, step, digest, *made, drafted, verified)
-            life.perform(t_ns, self._sign_and_write, self._tell_slices, record)
+            life.perform(t_ns, self._sign_and_write, self._write_step_slices, record)
         except Exception as error:
             life.caught(error)
 
@@ -649,7 +649,7 @@ class Probe:
         self._spans.sign(record.step, Signature(record.digest))
         self._write_slices(record)
 
-    def _tell_slices(self, record: StepSlices) -> None:
+    def _write_step_slices(self, record: StepSlices) -> None:
         life, log, spans = self._life, self._log, self._spans
         spans.sign(record.step, Signature(record.digest))
         spans.reap(record.t_ns)
@@ -735,12 +735,12 @@ class Probe:
                 pass_on(error)
                 return False  # `plan` reports what is wrong with the arguments
             same = (t_ns, numbers, code, back, left_ns)
-            return life.perform(t_ns, _state_in_full, self._tell_same, same) is True
+            return life.perform(t_ns, _state_in_full, self._write_same_step, same) is True
         except Exception as error:
             life.caught(error)
             return False
 
-    def _tell_same(self, same: _Same) -> bool:
+    def _write_same_step(self, same: _Same) -> bool:
         t_ns, numbers, code, back, left_ns = same
         life, log, spans = self._life, self._log, self._spans
         step, start_ns, end_ns, waiting, running, used, cached, total = numbers
@@ -828,7 +828,7 @@ class Probe:
                 life.refuse("sign", error)
                 return
             signature = (t_ns, step, Signature(digest, signed, mode, padded_tokens))
-            life.perform(t_ns, self._keep_signature, self._tell_signature, signature)
+            life.perform(t_ns, self._keep_signature, self._write_signature, signature)
         except Exception as error:
             life.caught(error)
 
@@ -836,7 +836,7 @@ class Probe:
         _, step, signed = signature
         self._spans.sign(step, signed)
 
-    def _tell_signature(self, signature: _Signature) -> None:
+    def _write_signature(self, signature: _Signature) -> None:
         t_ns = signature[0]
         self._keep_signature(signature)
         self._spans.reap(t_ns)
@@ -931,7 +931,7 @@ class Probe:
     def warn(self, line: str) -> None:
         """Write a line to the host's log, later and on another thread: that log may block."""
         if type(line) is str:
-            self._life.will_say(line)
+            self._life.queue_message(line)
 
     def fail(self, error: Exception) -> None:
         """Disable the probe permanently and report it: its caller's facts are unreliable."""

@@ -23,7 +23,7 @@ class Signature(NamedTuple):
 
     Attributes:
         digest: by which its span and its slices recognise each other.
-        tokens: prefills' and others', where the slices are told elsewhere.
+        tokens: prefills' and others', where the slices are recorded elsewhere.
         mode: how it was launched; None for what was said as it began.
         padded_tokens: that it was padded to; None for what was said as it ended.
     """

@@ -99,7 +99,7 @@ class RingWriter:
         self._heartbeat = self._pending = 0
         self._stride = capacity // _CLAIMS_PER_LAP
         self._repaired_at: int | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._has_failed = False
         self._unfinished: tuple[int, bytes, int] | None = None
         """Position, frame and flags of the frame that `write` is writing."""
@@ -441,9 +441,9 @@ class RingWriter:
 
     def _once(self, line: str) -> str:
         """Return a log line the first time, then an empty string."""
-        if line in self._said:
+        if line in self._logged:
             return ""
-        self._said.add(line)
+        self._logged.add(line)
         return line
 
     def _how_writing_goes(self) -> str:

@@ -16,7 +16,7 @@ def log_failures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail_and_log(life: Life, error: Exception) -> None:
         fail(life, error)
-        life.say()
+        life.write_messages()
 
     monkeypatch.setattr(Life, "fail", fail_and_log)
 

@@ -174,7 +174,7 @@ def test_parts_that_cannot_be_read_are_said_once_and_the_request_goes_on(
         told = watched.post("/twins?n=1", **{"X-InferScope-Parts": f"{canary}=many"})
         assert told[0] == 200
     assert [event.prompt_parts for event in watched.events() if event.request_id] == [()] * 6
-    watched.probe._life.say()
+    watched.probe._life.write_messages()
     said = [record.getMessage() for record in caplog.records if "Parts" in record.getMessage()]
     assert len(said) == 1
     assert canary not in said[0]

@@ -294,7 +294,7 @@ def test_what_is_left_out_is_said_once_and_not_on_the_engines_thread(
         probe.emitted(None, None)  # type: ignore[arg-type]
     assert not caplog.records
     for _ in range(3):
-        probe._life.say()
+        probe._life.write_messages()
     assert ["emitted() was left out: TypeError" in r.getMessage() for r in caplog.records] == [True]
 
 

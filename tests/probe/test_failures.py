@@ -153,7 +153,7 @@ def under_way(probe: Probe, parts: dict[str, Any]) -> Any:
 
 def warnings(probe: Probe, caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what is in the host's log once pending messages are written."""
-    probe._life.say()
+    probe._life.write_messages()
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.probe.part_labels import MOST_PARTS, MOST_STRETCHES, bounded, is_name, read_header
+from inferscope.probe.part_labels import (
+    MOST_PARTS,
+    MOST_RECORDED_PARTS,
+    bounded,
+    is_name,
+    read_header,
+)
 from inferscope.records import RequestEvent, decode, encode
 from tests.probe.fakes import FakeClock, make_probe, of
 
@@ -63,7 +69,7 @@ def test_a_name_that_is_none_becomes_other(name: str) -> None:
 @given(PARTS)
 def test_bounded_parts_fit_a_record(parts: list[tuple[str, int]]) -> None:
     told = bounded(parts)
-    assert len(told) <= MOST_STRETCHES
+    assert len(told) <= MOST_RECORDED_PARTS
     assert bounded(told) == told
     event = RequestEvent(1, 2, 3, 4, prompt_parts=told)
     assert decode(event.CODE, encode(event)) == event

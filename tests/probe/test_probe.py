@@ -298,7 +298,7 @@ def test_the_heart_beats_on_when_the_probe_is_off_or_has_failed(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             probe.fail(ValueError("lost count"))
-        probe._life.say()
+        probe._life.write_messages()
     assert not probe.on
     assert len([r for r in caplog.records if "failed" in r.message]) == 1
     assert of(ProbeHealth, path_of(probe))[-1].state == FAILED
@@ -434,7 +434,7 @@ def test_over_its_budget_the_probe_sheds_plans_then_stops_and_says_so(
     switch(path_of(probe), to=SWITCHED_ON)
     tend(probe, clock)
     assert probe.on
-    probe._life.say()
+    probe._life.write_messages()
     assert len([r for r in caplog.records if "INFERSCOPE_BUDGET" in r.message]) == 2
 
 

@@ -128,7 +128,7 @@ def test_a_fault_within_a_call_is_recorded_after_it(
     probe.emitted([0], [1])
     assert not probe.on
     assert not caplog.records
-    probe._life.say()
+    probe._life.write_messages()
     assert len(caplog.records) == 1
     path = tmp_path / "a.ring"
     assert [type(record) for record in records(path)][-2:] == [Emitted, ProbeHealth]

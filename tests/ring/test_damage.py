@@ -264,7 +264,7 @@ def test_closing_the_descriptor_from_outside_ends_the_probe_with_a_line_in_the_l
     os.close(ring._file)
     for _ in range(2):
         probe._keeper.tend()
-        probe._life.say()
+        probe._life.write_messages()
     assert not probe.on
     assert ["was closed from outside" in each.getMessage() for each in caplog.records] == [True]
     probe.close()

@@ -18,7 +18,7 @@ from inferscope.engine.server.chat import Template, load_template, plain
 from inferscope.engine.server.parts import sections_of
 from inferscope.engine.server.protocol import ContentPart, Message
 from inferscope.engine.tokenizer import Sections
-from inferscope.probe.part_labels import MOST_STRETCHES
+from inferscope.probe.part_labels import MOST_RECORDED_PARTS
 from inferscope.records import RequestEvent
 from tests.cli.running import inferscope
 from tests.engine.server.running import Server
@@ -127,7 +127,7 @@ def test_cutting_a_chat_takes_time_in_proportion_to_its_messages(
             prompt = prompt.replace("a", "?")
         began_s = time.thread_time()
         num = len(sections_of(messages, prompt, _never_written))
-        assert num == (1 if is_dropped else MOST_STRETCHES)
+        assert num == (1 if is_dropped else MOST_RECORDED_PARTS)
         return time.thread_time() - began_s
 
     few_s = max(cutting_s(1000) for _ in range(2))
