@@ -111,11 +111,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     def tables(self, shape: Shape) -> list[CostTable]:
         """Return the cost tables for a model: the device's rates and its step times."""
-        told = [("", self.ceilings)]
-        told += [(table.mode, table.coefficients) for table in self.steps if table.shape == shape]
+        entries = [("", self.ceilings)]
+        entries += [
+            (table.mode, table.coefficients) for table in self.steps if table.shape == shape
+        ]
         return [
             CostTable(0, f"calibration-{_digest((mode, rates))}", mode, CALIBRATION, rates)
-            for mode, rates in told
+            for mode, rates in entries
         ]
 
 

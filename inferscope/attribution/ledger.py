@@ -640,7 +640,7 @@ class Ledger:
         substate[is_inside] = -1
         substate[has_tail & (tail_ns >= before_ns)] = _EMITTED
         state[is_first], substate[is_first] = self._state[live], self._substate[live]
-        state, substate = _last_said(state), _last_said(substate)
+        state, substate = _filled_forward(state), _filled_forward(substate)
         behind = np.where(state == RUNNING, substate, state)
         cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
         # A token emitted inside the next step was in output before it; its delivery may end that.
@@ -985,10 +985,10 @@ def _end_steps(at_ns: Ints, end_ns: Ints, tail_ns: Ints, kind: Ints, rows: slice
         times_ns[is_cut] = np.maximum(begun_ns[is_cut], over_ns)
 
 
-def _last_said(values: NDArray[np.int8]) -> NDArray[np.int8]:
+def _filled_forward(values: NDArray[np.int8]) -> NDArray[np.int8]:
     """Replace each negative value by the last non-negative one before it."""
-    said = np.where(values >= 0, np.arange(len(values)), 0)
-    return values[np.maximum.accumulate(said)]
+    last = np.where(values >= 0, np.arange(len(values)), 0)
+    return values[np.maximum.accumulate(last)]
 
 
 def _before(flags: Flags, group: Ints, num_groups: int) -> Flags:

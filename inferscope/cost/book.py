@@ -365,10 +365,10 @@ class CostBook:
         The first comes from its manufacturer, the second from a calibration; unknown values are
         absent.
         """
-        told = {"spec": self._peaks.memory_bytes_s} if self._peaks.is_known else {}
+        peaks = {"spec": self._peaks.memory_bytes_s} if self._peaks.is_known else {}
         rates = self._tables.get(("", False))
         measured = rates.coefficients.get("read_bytes_s") if rates is not None else None
-        return told | ({"measured": measured} if measured else {})
+        return peaks | ({"measured": measured} if measured else {})
 
     @property
     def compute_peaks(self) -> dict[str, float]:
@@ -383,8 +383,8 @@ class CostBook:
         spec = by_bits.get(shape.activation_bits) if self._peaks.is_known else None
         rates = self._tables.get(("", False))
         measured = None if rates is None else measured_flops_s(rates.coefficients, shape)
-        told = {"spec": spec} if spec else {}
-        return told | ({"measured": measured} if measured else {})
+        peaks = {"spec": spec} if spec else {}
+        return peaks | ({"measured": measured} if measured else {})
 
     def _take(self, table: CostTable) -> None:
         """Build the model of a table; measured steps take precedence over rates."""

@@ -39,18 +39,18 @@ _DTYPES_BY_BITS: dict[int, tuple[str, ...]] = {
 
 def coefficients(model: StepModel) -> dict[str, float]:
     """Return a step model's values at the knots, and its cost per slice."""
-    told = {f"f_ns.{knot}": model.f(knot) for knot in KNOTS}
-    told |= {f"g_ns.{knot}": model.g(knot) for knot in KNOTS}
-    return told | {name: getattr(model, name) for name in _OF_SLICES}
+    values = {f"f_ns.{knot}": model.f(knot) for knot in KNOTS}
+    values |= {f"g_ns.{knot}": model.g(knot) for knot in KNOTS}
+    return values | {name: getattr(model, name) for name in _OF_SLICES}
 
 
 def is_sound(table: CostTable) -> bool:
     """Return whether a table is complete; an incomplete one is ignored."""
-    told = table.coefficients
-    if not all(math.isfinite(number) and number >= 0 for number in told.values()):
+    values = table.coefficients
+    if not all(math.isfinite(number) and number >= 0 for number in values.values()):
         return False
     return not is_of_steps(table) or all(
-        name in told
+        name in values
         for name in (*_OF_SLICES, *(f"{f}.{knot}" for f in ("f_ns", "g_ns") for knot in KNOTS))
     )
 
@@ -81,10 +81,10 @@ def model_of(table: CostTable, shape: Shape | None, peaks: Peaks) -> StepModel |
 
 
 def _of_steps(table: CostTable) -> StepModel:
-    told = table.coefficients
-    tables_of = partial(_tables, told)
+    values = table.coefficients
+    tables_of = partial(_tables, values)
     f, g = tables_of(_FIRST_TOKENS)
-    single, padded, chunk, pair, context, decoding = (told[name] for name in _OF_SLICES)
+    single, padded, chunk, pair, context, decoding = (values[name] for name in _OF_SLICES)
     return StepModel(
         table.fit_id,
         table.source,
@@ -100,31 +100,31 @@ def _of_steps(table: CostTable) -> StepModel:
     )
 
 
-def _tables(told: Mapping[str, float], num_tokens: int) -> Tables:
-    return _between(told, "f_ns", num_tokens), _between(told, "g_ns", num_tokens)
+def _tables(values: Mapping[str, float], num_tokens: int) -> Tables:
+    return _between(values, "f_ns", num_tokens), _between(values, "g_ns", num_tokens)
 
 
-def _between(told: Mapping[str, float], name: str, num_tokens: int) -> Floats:
+def _between(coefficients: Mapping[str, float], name: str, num_tokens: int) -> Floats:
     """Return a table from its knots: no work takes no time, and more work never takes less."""
-    values = np.maximum.accumulate([told[f"{name}.{knot}"] for knot in KNOTS])
+    values = np.maximum.accumulate([coefficients[f"{name}.{knot}"] for knot in KNOTS])
     table: Floats = np.interp(np.arange(num_tokens + 1), KNOTS, values)
     table[0] = 0.0
     return table
 
 
-def measured_flops_s(told: Mapping[str, float], shape: Shape) -> float | None:
+def measured_flops_s(measured: Mapping[str, float], shape: Shape) -> float | None:
     """Return the rate of dense products in what a model computes in; None if it is not measured."""
     names = _DTYPES_BY_BITS.get(shape.activation_bits, ())
-    rates = [told[key] for key in (f"flops_s.{name}" for name in names) if told.get(key)]
+    rates = [measured[key] for key in (f"flops_s.{name}" for name in names) if measured.get(key)]
     return rates[0] if rates else None
 
 
-def _measured(told: Mapping[str, float], shape: Shape, peaks: Peaks) -> Peaks | None:
-    flops_s, bytes_s = measured_flops_s(told, shape), told.get("read_bytes_s")
+def _measured(rates: Mapping[str, float], shape: Shape, peaks: Peaks) -> Peaks | None:
+    flops_s, bytes_s = measured_flops_s(rates, shape), rates.get("read_bytes_s")
     if not flops_s or not bytes_s:
         return None
     return peaks._replace(
         bf16_flops_s=flops_s,
         memory_bytes_s=bytes_s,
-        launch_s=told.get("launch_s", peaks.launch_s),
+        launch_s=rates.get("launch_s", peaks.launch_s),
     )

@@ -28,7 +28,7 @@ one means that the device was reset or a record is wrong."""
 _MOST_MISFITS = 3
 _UNKNOWN_DRIFT = 1e-4
 """Relative drift assumed for a device with one anchor: ten times that of crystals."""
-_KEPT_STRETCHES = 8
+_KEPT_MAPPINGS = 8
 _END_OF_TIME_NS = 1 << 62
 
 
@@ -167,13 +167,13 @@ class WallClock:
     """The wall clock mapped to host time: one clock per interval in which it was not set."""
 
     def __init__(self) -> None:
-        self._stretches: list[DeviceClock] = []
+        self._mappings: list[DeviceClock] = []
         """Clocks of these intervals, in order of host time."""
 
     @property
     def now(self) -> DeviceClock | None:
         """Return the clock of the newest interval, None before the first anchor."""
-        return self._stretches[-1] if self._stretches else None
+        return self._mappings[-1] if self._mappings else None
 
     def anchor(self, real_ns: int, host_ns: int, error_ns: int) -> None:
         """Insert an anchor into the interval that it fits, or start a new interval."""
@@ -181,13 +181,13 @@ class WallClock:
             return  # a damaged record
         if not 0 <= error_ns < _END_OF_TIME_NS:
             return
-        stretches = self._stretches
-        at = bisect.bisect_right([each.first_host_ns for each in stretches], host_ns)
-        for each in stretches[max(at - 1, 0) : at + 1]:
+        mappings = self._mappings
+        at = bisect.bisect_right([each.first_host_ns for each in mappings], host_ns)
+        for each in mappings[max(at - 1, 0) : at + 1]:
             if each.fits(real_ns, host_ns, error_ns):
                 each.anchor(real_ns, host_ns, error_ns)
                 return
         started = DeviceClock()
         started.anchor(real_ns, host_ns, error_ns)
-        stretches.insert(at, started)
-        del stretches[:-_KEPT_STRETCHES]
+        mappings.insert(at, started)
+        del mappings[:-_KEPT_MAPPINGS]

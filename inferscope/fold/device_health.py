@@ -62,7 +62,7 @@ class _OfDevice:
 
     def __init__(self) -> None:
         self.hears_xids = False
-        self._told_ns = self._until_ns = 0
+        self._covered_ns = self._until_ns = 0
         self._ns_by_bits = Counter[int]()
         self._bits = 0
         self._xids = Counter[int]()
@@ -78,13 +78,13 @@ class _OfDevice:
         lasted_ns = end_ns - max(record.start_ns, self._until_ns, 0)
         if lasted_ns > 0:
             self._bits, self._until_ns = int(bits), end_ns
-            self._told_ns += lasted_ns
+            self._covered_ns += lasted_ns
             self._ns_by_bits[self._bits & ~IDLE_CLOCKS] += lasted_ns
 
     def health(self, now_ns: int) -> DeviceHealth:
         """Return the health so far; throttle reasons that never applied have 0 ns."""
         throttle_ns = None
-        if self._told_ns:
+        if self._covered_ns:
             throttle_ns = {word: 0 for bit, word in THROTTLES.items() if bit != IDLE_CLOCKS}
             for bits, ns in self._ns_by_bits.items():
                 for word in throttle_words(bits):
@@ -94,4 +94,4 @@ class _OfDevice:
             xids = {xid_word(code): num for code, num in self._xids.items()}
         is_now = now_ns - self._until_ns < _SILENT_NS
         now = tuple(throttle_words(self._bits)) if is_now else ()
-        return DeviceHealth(throttle_ns, self._told_ns, xids, now)
+        return DeviceHealth(throttle_ns, self._covered_ns, xids, now)

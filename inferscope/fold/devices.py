@@ -105,19 +105,19 @@ class Line(NamedTuple):
 
 
 def successions(
-    told: Iterable[tuple[RingState, RankTime]], *, before: Iterable[Line] = ()
+    times: Iterable[tuple[RingState, RankTime]], *, before: Iterable[Line] = ()
 ) -> list[Line]:
     """Add up the device time of each process and its successors in role and rank.
 
     Args:
-        told: rings with their times, oldest first.
+        times: rings with their times, oldest first.
         before: lines of older rings.
 
     Returns:
         all lines, oldest first.
     """
     lines = list(before)
-    for ring, time in told:
+    for ring, time in times:
         for at, (first, last, so_far) in enumerate(lines):
             is_successor = last.slots.origin == ring.slots.origin
             if is_successor and so_far.until_ns <= ring.opened.start_ns:

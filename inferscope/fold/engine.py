@@ -246,8 +246,8 @@ class EngineFold:
     @property
     def probe_cost_ns(self) -> int:
         """Return the cost of its probes since the fold began, in nanoseconds."""
-        told = (ring.health for ring in self.rings.values())
-        return self.dropped.cost_ns + sum(each.cost_ns for each in told if each is not None)
+        reports = (ring.health for ring in self.rings.values())
+        return self.dropped.cost_ns + sum(each.cost_ns for each in reports if each is not None)
 
     @property
     def skewed_clocks(self) -> tuple[SkewedClock, ...]:
@@ -303,8 +303,8 @@ class EngineFold:
     def device_times(self) -> list[DeviceTime]:
         """Return the wall time of each rank's device by use, since the fold began."""
         device, first_ns = self.lives.table.ledger.device, self.first_ns or 0
-        told = [(self.rings[ring], time) for ring, time in sorted(self._booker.ranks.items())]
-        known = successions(told, before=self.dropped.lines)
+        by_rank = [(self.rings[ring], time) for ring, time in sorted(self._booker.ranks.items())]
+        known = successions(by_rank, before=self.dropped.lines)
         lines: list[tuple[RingState | None, RankTime]] = [(line.ring, line.time) for line in known]
         lines = lines or [(None, RankTime(first_ns))]
         until_ns = max(rank.until_ns for _, rank in lines)
@@ -403,14 +403,14 @@ class EngineFold:
         ring.info, ring.dp_rank = info, info.ranks[2]
         self.lives.counters.describe()
         self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
-        told = self.info
+        before = self.info
         if ring.authority < self._info_authority:
-            assert told is not None
-            info = told  # this ring may now report the device that it lacks
+            assert before is not None
+            info = before  # this ring may now report the device that it lacks
         else:
             self._info_authority = ring.authority
         info = self._on_device(info)
-        if told is None or _calculable(info) != _calculable(told):
+        if before is None or _calculable(info) != _calculable(before):
             self.joins.settle()
             self.book.describe(info)
             self.lives.rates = rates_of(info.shape, info.sizes[0])
@@ -608,14 +608,18 @@ class EngineFold:
         if action is not None:
             self._timeline.push(event.at_ns, self.lives.change, action, request, event, ring.slots)
 
-    def _on_transfer(self, ring: RingState, told: Transfer) -> None:
-        request = self.lives.table.by_slot[ring.slots.get(told.index)]
-        if request is None or not 0 <= told.start_ns <= told.end_ns <= told.t_ns:
+    def _on_transfer(self, ring: RingState, transfer: Transfer) -> None:
+        request = self.lives.table.by_slot[ring.slots.get(transfer.index)]
+        if request is None or not 0 <= transfer.start_ns <= transfer.end_ns <= transfer.t_ns:
             return
         moved = KvTransfer(
-            told.start_ns, told.end_ns, told.num_bytes, told.peer, told.peer_request_id
+            transfer.start_ns,
+            transfer.end_ns,
+            transfer.num_bytes,
+            transfer.peer,
+            transfer.peer_request_id,
         )
-        self._timeline.push(told.end_ns, self.lives.transferred, request, moved)
+        self._timeline.push(transfer.end_ns, self.lives.transferred, request, moved)
 
     def _enter(self, ring: RingState, event: RequestEvent) -> Request | None:
         """Return the request of an event, by the engine's ID; add it if it is new."""

@@ -294,21 +294,21 @@ class Joins:
 
     def _is_awaited(self, pending: PendingStep) -> bool:
         """Return whether records of a step are still expected."""
-        told, past = pending.spans, pending.past
+        spans, past = pending.spans, pending.past
         if pending.slices is None and not pending.is_unsliced:
             # A dummy step has no slices; only its first span identifies it as a dummy.
-            if not told or not all(span.dummy for span in told.values()):
+            if not spans or not all(span.dummy for span in spans.values()):
                 return True
-        elif not told and not past:
+        elif not spans and not past:
             return True
-        return len(told) < len(self._rings) and self._awaits_span(pending)
+        return len(spans) < len(self._rings) and self._awaits_span(pending)
 
     def _awaits_span(self, pending: PendingStep) -> bool:
         """Return whether some rank's span of a step is still expected."""
-        told, past = pending.spans, pending.past
+        spans, past = pending.spans, pending.past
         for number, ring in self._rings.items():
             if (
-                number not in told
+                number not in spans
                 and number not in past
                 and (ring.has_spans or ring.is_worker)
                 and not ring.is_out

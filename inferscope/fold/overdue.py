@@ -33,7 +33,7 @@ def overdue(
         is_at_work: whether requests run or a step is in progress; idle ranks may be silent.
     """
     there = current_rings(rings, now_ns)
-    heard_ns = max((ring.last_ns for ring in there), default=0) if is_at_work else 0
+    newest_ns = max((ring.last_ns for ring in there), default=0) if is_at_work else 0
     beside: dict[tuple[int, int], list[RingState]] = {}
     for ring in there:
         has_begun = ring.opened.start_ns < now_ns and ring.state == ON
@@ -49,22 +49,22 @@ def overdue(
         RankView(dp_rank, ring.opened.rank, since_ns and now_ns - since_ns)
         for (dp_rank, _), group in sorted(beside.items())
         if len(group) > 1
-        for ring, since_ns in zip(group, _since(group, oldest.get(dp_rank), heard_ns), strict=True)
+        for ring, since_ns in zip(group, _since(group, oldest.get(dp_rank), newest_ns), strict=True)
     )
 
 
-def _since(group: Sequence[RingState], step: PendingStep | None, heard_ns: int) -> list[int]:
+def _since(group: Sequence[RingState], step: PendingStep | None, newest_ns: int) -> list[int]:
     """Return the time since which the others wait for each rank; 0 for a rank not waited for."""
     spans = {} if step is None else step.spans
-    told_ns = [spans[ring.opened.ring].t_ns for ring in group if ring.opened.ring in spans]
+    ended_ns = [spans[ring.opened.ring].t_ns for ring in group if ring.opened.ring in spans]
     under_way_ns = [ns for ring in group if (ns := _under_way_since(ring))]
     since_ns = []
     for ring in group:
         at_ns = 0
-        if heard_ns - ring.last_ns > SILENT_NS:
+        if newest_ns - ring.last_ns > SILENT_NS:
             at_ns = ring.last_ns
-        elif told_ns:
-            at_ns = 0 if ring.opened.ring in spans else min(told_ns)
+        elif ended_ns:
+            at_ns = 0 if ring.opened.ring in spans else min(ended_ns)
         elif under_way_ns and not _under_way_since(ring):
             at_ns = min(under_way_ns)
         since_ns.append(at_ns)

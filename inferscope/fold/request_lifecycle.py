@@ -405,7 +405,7 @@ class RequestLifecycle:
             return
         request.unbind(by)
         request.joined_late = True
-        request.is_told_by_core = request.is_in_engine
+        request.is_known_to_core = request.is_in_engine
         if by.is_front_end:
             self.table.has_front_end[request.slot] = False
         if request.finished_ns is not None:
@@ -420,11 +420,11 @@ class RequestLifecycle:
         A request observed only at a front end would be booked as `frontend` entirely; without step
         times, everything that a core reports would be `output`.
         """
-        if not (request.is_told_by_core or is_core_observed(self._rings.values(), at_ns)):
+        if not (request.is_known_to_core or is_core_observed(self._rings.values(), at_ns)):
             return CORE_NOT_OBSERVED
         if request.arrived_ns <= self.several_cores_until_ns:
             return SEVERAL_CORES
-        if request.finished_ns is not None and not request.is_told_by_core:
+        if request.finished_ns is not None and not request.is_known_to_core:
             has_tokens = self.table.tokens.edge_ns.item(request.slot) > 0
             if request.queued_ns is not None or has_tokens:
                 return NOT_SEEN_BY_CORE

@@ -53,7 +53,7 @@ class Request(msgspec.Struct, eq=False):
     transfers: list[KvTransfer] = []
     adapter: str = ""
     reasoning_tokens: int | None = None
-    is_told_by_core: bool = False
+    is_known_to_core: bool = False
     """Whether a core ring reported it, and was observed until its end there if that has come."""
     joined_late: bool = False
     """Whether part of its lifetime was not observed: its ledger has gaps."""
@@ -73,7 +73,7 @@ class Request(msgspec.Struct, eq=False):
     def bind(self, slots: SlotMap, index: int) -> None:
         """Add the request to a ring's slot map."""
         slots.put(index, self.slot)
-        self.is_told_by_core |= not slots.is_front_end
+        self.is_known_to_core |= not slots.is_front_end
         self.bindings.append((slots, index))
 
     def unbind(self, slots: SlotMap) -> None:

@@ -144,9 +144,9 @@ def current_rings(rings: Iterable[RingState], now_ns: int) -> list[RingState]:
     since_ns = _run_start_ns(newest.values())
     there = []
     for ring in rings:
-        heir = newest.get(ring.slots.origin, ring)
-        is_succeeded = heir is not ring or ring.last_ns < since_ns
-        has_ended = ring.is_silent(now_ns) or heir.opened.start_ns > ring.last_ns
+        successor = newest.get(ring.slots.origin, ring)
+        is_succeeded = successor is not ring or ring.last_ns < since_ns
+        has_ended = ring.is_silent(now_ns) or successor.opened.start_ns > ring.last_ns
         if not (is_succeeded and has_ended):
             there.append(ring)
     return there
@@ -160,9 +160,9 @@ def _run_start_ns(newest: Iterable[RingState]) -> int:
     """
     newest = list(newest)
     top = max((ring.authority for ring in newest), default=0)
-    tellers = [ring for ring in newest if ring.authority == top]
-    last_start_ns = max((ring.opened.start_ns for ring in tellers), default=0)
-    starts_ns = (ring.opened.start_ns for ring in tellers if ring.last_ns >= last_start_ns)
+    deciding = [ring for ring in newest if ring.authority == top]
+    last_start_ns = max((ring.opened.start_ns for ring in deciding), default=0)
+    starts_ns = (ring.opened.start_ns for ring in deciding if ring.last_ns >= last_start_ns)
     return min(starts_ns, default=0)
 
 
@@ -188,11 +188,11 @@ def replaced(
     """
     found = []
     for ring in rings:
-        heir = newest.get(ring.slots.origin, ring)
-        if heir is ring or now_ns - ring.last_ns <= DROPPED_NS:
+        successor = newest.get(ring.slots.origin, ring)
+        if successor is ring or now_ns - ring.last_ns <= DROPPED_NS:
             continue
-        has_ended = ring.is_gone(now_ns) or heir.opened.start_ns > ring.last_ns
-        is_described = heir.info is not None or ring.info is None
+        has_ended = ring.is_gone(now_ns) or successor.opened.start_ns > ring.last_ns
+        is_described = successor.info is not None or ring.info is None
         if has_ended and is_described and not ring.slots.known():
             found.append(ring)
     return found
@@ -277,8 +277,8 @@ def skewed_clock(ring: RingState, rings: Sequence[RingState]) -> SkewedClock | N
             skew_ns, is_corrected = rest_ns, False
     if not skew_ns:
         return None
-    who = opened.engine_id, opened.role, opened.rank, opened.pid
-    return SkewedClock(*who, skew_ns, is_corrected)
+    process = opened.engine_id, opened.role, opened.rank, opened.pid
+    return SkewedClock(*process, skew_ns, is_corrected)
 
 
 def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:

@@ -45,7 +45,7 @@ class Judging:
         if type(record) is not Tick or self._collector is None:
             return
         for engine in self._collector.engines.values():
-            if _is_untold(engine):
+            if _is_undescribed(engine):
                 continue  # without records of its requests no deadline can be evaluated
             self._judge(engine).tick(
                 record.t_ns,
@@ -87,7 +87,7 @@ def _ledger_ns(engine: EngineFold, request: InFlight) -> dict[str, int]:
     return lives.ledger_of(known, engine.now_ns, unfolded=engine.unfolded)
 
 
-def _is_untold(engine: EngineFold) -> bool:
+def _is_undescribed(engine: EngineFold) -> bool:
     """Return whether a current probe reports that it does not observe the engine's requests."""
     return any(
         ring.state in _UNTOLD for ring in current_rings(engine.rings.values(), engine.now_ns)

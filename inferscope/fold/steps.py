@@ -193,10 +193,10 @@ def rank_span(
     return RankSpan(ring, rank, stage, launched_ns, ready_ns, ready_ns - launched_ns, "host")
 
 
-def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
+def execution(given: list[tuple[RankSpan, StepSpan]]) -> Execution:
     """Combine the spans of a step's ranks into one execution."""
-    if len(told) == 1:
-        rank, span = told[0]
+    if len(given) == 1:
+        rank, span = given[0]
         took_ns = rank.measured_ns
         return Execution(
             span,
@@ -211,8 +211,8 @@ def execution(told: list[tuple[RankSpan, StepSpan]]) -> Execution:
             span.cold,
             span.dummy,
         )
-    told.sort(key=lambda of_rank: (of_rank[0].rank, of_rank[0].ring))
-    ranks, spans = [rank for rank, _ in told], [span for _, span in told]
+    given.sort(key=lambda of_rank: (of_rank[0].rank, of_rank[0].ring))
+    ranks, spans = [rank for rank, _ in given], [span for _, span in given]
     start_ns, end_ns = min(rank.start_ns for rank in ranks), max(rank.end_ns for rank in ranks)
     stages_ns = fastest_by_stage(ranks)
     known = {span.digest for span in spans} - {0}

@@ -261,8 +261,8 @@ def _deployment(info: EngineInfo) -> Deployment:
 
 def _states(engine: EngineFold, alive: list[Request]) -> list[int]:
     """Return the requests' states by all records: the ledger alone waits for open steps."""
-    state, told = engine.lives.table.ledger.state, engine.states()
-    return [told.get(request.slot, int(state[request.slot])) for request in alive]
+    state, known = engine.lives.table.ledger.state, engine.states()
+    return [known.get(request.slot, int(state[request.slot])) for request in alive]
 
 
 def _queued_tokens(alive: list[Request], states_now: list[int]) -> int | None:

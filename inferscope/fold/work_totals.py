@@ -91,23 +91,23 @@ class Journal:
             Slots with any amount, ascending; and their amounts, [buckets, these slots, phases · 3],
             whole numbers.
         """
-        tenths = _places(ends)
-        rows = self.rows[: len(tenths)]
+        buckets = _places(ends)
+        rows = self.rows[: len(buckets)]
         del self.rows[: len(rows)]
-        num_tenths = len(ends)
+        num_buckets = len(ends)
         if not rows:
-            return np.zeros(0, dtype=np.int64), np.zeros((num_tenths, 0, 2 * NUM_TOTALLED))
+            return np.zeros(0, dtype=np.int64), np.zeros((num_buckets, 0, 2 * NUM_TOTALLED))
         slots, phases = (np.concatenate([of[at] for of in rows]) for at in (0, 1))
         amounts = np.concatenate([of for _, _, of in rows], axis=1)
-        tenth = np.repeat(tenths, [len(each) for each, _, _ in rows])
-        keys = (phases * num_tenths + tenth) * num_slots + slots
-        num_keys = 2 * num_tenths * num_slots
+        bucket = np.repeat(buckets, [len(each) for each, _, _ in rows])
+        keys = (phases * num_buckets + bucket) * num_slots + slots
+        num_keys = 2 * num_buckets * num_slots
         # Floats hold the sums exactly up to 2**53, in any order of addition.
         sums = np.array([np.bincount(keys, column, num_keys) for column in amounts])
-        sums = sums.reshape(NUM_TOTALLED, 2, num_tenths, num_slots)
+        sums = sums.reshape(NUM_TOTALLED, 2, num_buckets, num_slots)
         (there,) = np.logical_or.reduce(sums, axis=(0, 1, 2)).nonzero()
         found = sums.take(there, axis=3).transpose(2, 3, 1, 0)
-        return there, found.reshape(num_tenths, len(there), -1)
+        return there, found.reshape(num_buckets, len(there), -1)
 
 
 def _places(ends: Sequence[int]) -> list[int]:

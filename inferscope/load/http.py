@@ -112,8 +112,8 @@ class HttpClient:
                 self._url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
                 if response.status != 200:
-                    said = await response.content.read(_MOST_ERROR_BYTES)
-                    detail = chunks.describe_refusal(said, prompt=ask.prompt)
+                    refusal = await response.content.read(_MOST_ERROR_BYTES)
+                    detail = chunks.describe_refusal(refusal, prompt=ask.prompt)
                     raise RequestFailed(f"HTTP {response.status}", detail)
                 if response.content_type != "text/event-stream":
                     raise RequestFailed("no stream", response.content_type)

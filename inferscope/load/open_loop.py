@@ -129,7 +129,7 @@ class OpenLoop:
         self,
         client: Client,
         asks: Iterable[PlannedRequest],
-        tell: Callable[[ClientTimes], None],
+        report: Callable[[ClientTimes], None],
         *,
         most_open: int | None = None,
     ) -> None:
@@ -138,13 +138,13 @@ class OpenLoop:
         Args:
             client: client of the server.
             asks: planned requests in time order.
-            tell: callback for each request as it ends.
+            report: callback for each request as it ends.
             most_open: maximum number of open requests; further ones are refused, not delayed: a
                 delay would close the loop.
         """
         self._client = client
         self._asks = asks
-        self._tell = tell
+        self._report = report
         self._most_open = most_open
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm: asyncio.Future[None] | None = None
@@ -208,7 +208,7 @@ class OpenLoop:
         if self._most_open is not None and len(self._tasks) >= self._most_open:
             times.fail("refused", f"{self._most_open} open")
             times.ended_ns = times.sent_ns
-            self._tell(times)
+            self._report(times)
             return
         task = asyncio.create_task(self._one(ask, times))
         self._tasks.add(task)
@@ -230,7 +230,7 @@ class OpenLoop:
         if task.cancelled():
             times.fail("abandoned", "abandoned")
         times.ended_ns = time.monotonic_ns()
-        self._tell(times)
+        self._report(times)
 
 
 def _ring(alarm: asyncio.Future[None]) -> None:

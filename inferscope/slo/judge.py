@@ -250,8 +250,8 @@ class Judge:
         bad = {name for name, is_good in results.items() if not is_good}
         cause = None
         if bad:
-            told = (bad - decided) | (set() if hand is None else hand.unexplained)
-            cause = self._explain(request, told, is_warm_up)
+            names = (bad - decided) | (set() if hand is None else hand.unexplained)
+            cause = self._explain(request, names, is_warm_up)
         if request.finish in ANSWERS:
             if self._answered_ns is None:
                 self._answered_ns = request.delivered_ns
@@ -297,11 +297,11 @@ class Judge:
             for one in self._objectives:
                 if one.name not in names or (is_warm_up and _is_latency(one, request)):
                     continue
-                told = cause
+                top = cause
                 if one.name in limits:
                     own = by_metric.get(limits[one.name].metric)
-                    told = (None if own is None else own.top) or own_cause
-                self._tally.explained(one, told)
+                    top = (None if own is None else own.top) or own_cause
+                self._tally.explained(one, top)
         return cause
 
     def _counts_here(self) -> bool:

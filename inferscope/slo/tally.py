@@ -61,11 +61,11 @@ class ObjectiveCounter:
 
     def of(self, objectives: tuple[Objective, ...]) -> tuple[ObjectiveCount, ...]:
         """Return the current counts of these objectives."""
-        told = []
+        counts = []
         for one in objectives:
             good, bad, warm_up = self._of(one)
-            told.append(ObjectiveCount(one, good, bad, warm_up, dict(self._causes[one.name])))
-        return tuple(told)
+            counts.append(ObjectiveCount(one, good, bad, warm_up, dict(self._causes[one.name])))
+        return tuple(counts)
 
     def _of(self, objective: Objective) -> list[int]:
         counts = self._counts.get(objective.name)

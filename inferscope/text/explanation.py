@@ -155,11 +155,11 @@ def _largest(spent_ns: dict[str, int]) -> str:
     if not whole_ns:
         return "unknown"
     sentences: list[str] = []
-    told_ns = 0
+    listed_ns = 0
     for cause, ns in sorted(known.items(), key=lambda item: (-item[1], item[0])):
         sentences.append(f"{share(ns / whole_ns)} {cause} ({CAUSE_MEANINGS.get(cause, '?')})")
-        told_ns += ns
-        if told_ns >= _ENOUGH * whole_ns or len(sentences) == _MOST_CAUSES:
+        listed_ns += ns
+        if listed_ns >= _ENOUGH * whole_ns or len(sentences) == _MOST_CAUSES:
             break
     own_ns = sum(known.get(cause, 0) for cause in OWN_WORK)
     verdict = "mostly its own work: " if own_ns > whole_ns / 2 else ""

@@ -84,7 +84,7 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
     mode = snapshot.mode if snapshot is not None else UNKNOWN
     real_ns = snapshot.real_ns if snapshot is not None else 0
     pids = ",".join(str(pid) for pid in view.pids) or UNKNOWN
-    who = [
+    head = [
         "InferScope",
         plain(view.model) or UNKNOWN,
         plain(f"{view.engine} {view.version}".strip()),
@@ -94,9 +94,9 @@ def _header(scene: Scene, view: EngineView) -> list[str]:
         moment(real_ns) if mode in ("ended", "replay") else clock(real_ns),
     ]
     if view.is_synthetic:
-        who.append("synthetic")
+        head.append("synthetic")
     notes = caveats(scene)
-    lines = ["  ".join(who)]
+    lines = ["  ".join(head)]
     if notes:
         lines.append(f"▲ {', '.join(notes)}")
     lines.append(

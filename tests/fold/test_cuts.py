@@ -27,11 +27,11 @@ class _Pipelined(_Engine):
         end_us = super()._step(step, start_us)
         return start_us + max(1, (end_us - start_us) // self.rng.choice((1, 2, 4)))
 
-    def _tell_spans(self, step: int, start_us: int, end_us: int) -> None:
+    def _write_spans(self, step: int, start_us: int, end_us: int) -> None:
         # Steps end in order, like a queue of launches, and their tokens leave later.
         self._last_end_us = max(end_us, getattr(self, "_last_end_us", 0) + 1)
         self._told_us = max(self._told_us, self._last_end_us)
-        super()._tell_spans(step, start_us, self._last_end_us)
+        super()._write_spans(step, start_us, self._last_end_us)
 
 
 def folded(items: Sequence[Item], cut: Callable[[], bool]) -> tuple[Collector, Finals]:

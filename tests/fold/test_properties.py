@@ -135,14 +135,14 @@ class _Engine:
                 emitting.append(life)
         if self.has_plans:
             self.later(start_us, lambda: core.plan(step))
-        self._tell_spans(step, start_us, end_us)
+        self._write_spans(step, start_us, end_us)
         told_us = end_us + (rng.randrange(4_000) if self.has_overlap else 1)
         told_us = self._told_us = max(self._told_us, told_us)  # in the order of steps
         self.later(told_us, lambda: _skip(core.slices(step, rows)))
         self._emit([x for x in emitting if x.ends > told_us], told_us)
         return end_us if self.has_overlap else told_us
 
-    def _tell_spans(self, step: int, start_us: int, end_us: int) -> None:
+    def _write_spans(self, step: int, start_us: int, end_us: int) -> None:
         tellers = self.workers or [self.core]
         for origin in tellers:
             late_us = self.late_us[origin.rank] if self.workers else 0

@@ -29,7 +29,7 @@ from inferscope.fold.join.counter_shares import (
     SettledBucket,
 )
 from inferscope.fold.join.device import FOREIGN_SHARE, SILENT_NS, DeviceJoin, JoinTotals
-from inferscope.fold.join.host_use import TELLS_CPU, HostUse
+from inferscope.fold.join.host_use import HOST_SOURCE, HostUse
 from inferscope.fold.join.request_counters import CounterReporter, RequestCounters
 from inferscope.fold.join.stamps import MappedSample
 from inferscope.fold.join.step_buffer import Moved, StepBuffer
@@ -127,8 +127,8 @@ class Counters:
 
     def _sum_of(self, field: str, device: str | None = None) -> NDArray[np.float64]:
         """Return one field of the sums, over all devices unless one is named."""
-        told = self._sums.values() if device is None else [self._sums.get(device, _NO_SUMS)]
-        sums = np.sum([*told, _NO_SUMS], axis=0)
+        chosen = self._sums.values() if device is None else [self._sums.get(device, _NO_SUMS)]
+        sums = np.sum([*chosen, _NO_SUMS], axis=0)
         parts = sums.reshape(len(SettledBucket._fields), 2, NUM_COUNTED)
         part: NDArray[np.float64] = parts[SettledBucket._fields.index(field)]
         return part
@@ -149,7 +149,7 @@ class Counters:
     def sample(self, placed: MappedSample) -> None:
         """Add a sample of any device of any host."""
         record, window = placed.record, placed.window
-        if record.source == TELLS_CPU:
+        if record.source == HOST_SOURCE:
             pids = {ring.opened.pid for ring in self._rings.values()}
             self.host_use |= self._host.take(record, pids)
             return
@@ -160,9 +160,9 @@ class Counters:
         if placed.error_ns is not None:
             self.stamp_error_ns = placed.error_ns
         values = record.values
-        told = self.gauges.setdefault(uuid, {})
+        gauges = self.gauges.setdefault(uuid, {})
         for word, value in values.items():
-            told[word] = (record.t_ns, value)
+            gauges[word] = (record.t_ns, value)
         if window is None:
             return
         self._newest_sample_ns = max(self._newest_sample_ns, record.t_ns)
@@ -301,8 +301,8 @@ class Counters:
     def gauges_of(self, uuid: str, now_ns: int) -> dict[str, float]:
         """Return a device's newest sampled values, without stale ones."""
         since_ns = now_ns - SILENT_NS - LONGEST_WAIT_NS
-        told = self.gauges.get(uuid, {})
-        return {word: value for word, (told_ns, value) in told.items() if told_ns >= since_ns}
+        gauges = self.gauges.get(uuid, {})
+        return {word: value for word, (at_ns, value) in gauges.items() if at_ns >= since_ns}
 
     def host_use_now(self, now_ns: int) -> dict[str, float]:
         """Return the host use of its processes, empty if the samples are stale."""

@@ -125,9 +125,9 @@ class DeviceJoin:
         self.foreign_ns = 0
         self.idle_uj = 0.0
 
-    def take(self, told: SampleWindows) -> None:
+    def take(self, sample: SampleWindows) -> None:
         """Add a sample to the pending ones."""
-        self._pending.append((told, self.foreign_share))
+        self._pending.append((sample, self.foreign_share))
 
     def settle(self, through_ns: int, *, since_ns: int, settled_ns: int) -> None:
         """Assign the samples that end by a time to steps.
@@ -142,17 +142,20 @@ class DeviceJoin:
         due = self._due(through_ns, since_ns=since_ns, settled_ns=settled_ns)
         if not due:
             return
-        groups = [(told, foreign, are_short(told)) for told, foreign in group_alike(due)]
+        groups = [(group, foreign, are_short(group)) for group, foreign in group_alike(due)]
         long = [
-            sample for told, _, is_short in groups if not is_short for sample in split_windows(told)
+            sample
+            for group, _, is_short in groups
+            if not is_short
+            for sample in split_windows(group)
         ]
         laid = AllocatedSamples(self.steps.values(), long) if long else None
         num_given = 0
-        for told, foreign_share, is_short in groups:
+        for group, foreign_share, is_short in groups:
             if is_short:
-                self._settle_short(concat(told), foreign_share)
+                self._settle_short(concat(group), foreign_share)
             elif laid is not None:
-                samples = long[num_given : num_given + num_windows_of(told)]
+                samples = long[num_given : num_given + num_windows_of(group)]
                 self._settle_long(samples, laid, num_given, foreign_share=foreign_share)
                 num_given += len(samples)
 
@@ -204,28 +207,28 @@ class DeviceJoin:
         self._pending = left
         due.sort(key=_turn)
         news = []
-        for told, foreign_share in due:
-            num_windows = num_windows_of([told])
-            if told.end_ns < settled_ns:
+        for sample, foreign_share in due:
+            num_windows = num_windows_of([sample])
+            if sample.end_ns < settled_ns:
                 self._found.num_late += num_windows
                 continue
-            after_ns = self.through_ns.get(told.source, 0)
-            if isinstance(told, CounterSample):
-                self._found.num_doubled += told.start_ns < after_ns
+            after_ns = self.through_ns.get(sample.source, 0)
+            if isinstance(sample, CounterSample):
+                self._found.num_doubled += sample.start_ns < after_ns
                 new: SampleWindows | None = (
-                    told if told.start_ns >= max(after_ns, since_ns) else None
+                    sample if sample.start_ns >= max(after_ns, since_ns) else None
                 )
-                lasts_ns = told.end_ns - told.start_ns
+                lasts_ns = sample.end_ns - sample.start_ns
             else:
-                is_new = told.from_ns >= after_ns
-                before_ns = np.maximum.accumulate(told.to_ns)
-                is_new[1:] &= told.from_ns[1:] >= before_ns[:-1]
+                is_new = sample.from_ns >= after_ns
+                before_ns = np.maximum.accumulate(sample.to_ns)
+                is_new[1:] &= sample.from_ns[1:] >= before_ns[:-1]
                 self._found.num_doubled += num_windows - int(np.count_nonzero(is_new))
-                new = only(told, is_new & (told.from_ns >= since_ns))
-                lasts_ns = told.end_ns - told.from_ns.item(-1)
+                new = only(sample, is_new & (sample.from_ns >= since_ns))
+                lasts_ns = sample.end_ns - sample.from_ns.item(-1)
             if new is not None:
-                self.through_ns[told.source] = told.end_ns
-                self._lasts_ns[told.source] = lasts_ns
+                self.through_ns[sample.source] = sample.end_ns
+                self._lasts_ns[sample.source] = lasts_ns
                 news.append((new, foreign_share))
         return news
 
@@ -258,8 +261,10 @@ class DeviceJoin:
             self._rate_sm(samples, sums, terms)
         self._rate_bytes(samples, sums, terms)
         if "energy_uj" in words and self._select_source(ENERGY, source, end_ns):
-            told_uj = [sample.values["energy_uj"] for sample in samples]
-            for rates, into in zip(self._rate_energy(told_uj, idle_ns, sums), terms, strict=True):
+            energies_uj = [sample.values["energy_uj"] for sample in samples]
+            for rates, into in zip(
+                self._rate_energy(energies_uj, idle_ns, sums), terms, strict=True
+            ):
                 into += terms_of_energy(rates, 1.0) if rates else ()
         for place, of_sample in enumerate(terms, at):
             if of_sample:
@@ -300,26 +305,26 @@ class DeviceJoin:
             moved = (sum(expected[BYTES_READ:BYTES_WRITTEN]), sum(expected[BYTES_WRITTEN:FLOPS]))
             is_mixed = not are_apart or (expected[TIME] > 0 and expected[TIME + 1] > 0)
             if are_apart:
-                told = (values["dram_read_bytes"], values["dram_write_bytes"])
+                counted_bytes = (values["dram_read_bytes"], values["dram_write_bytes"])
             else:  # the model divides the sum over both directions
                 lasted_ns = sample.end_ns - sample.start_ns
                 both = values["dram_share"] * values["dram_peak_bytes_per_s"] * lasted_ns / 1e9
                 scale = both / sum(moved) if sum(moved) > 0 else 0.0
-                told = (moved[0] * scale, moved[1] * scale)
+                counted_bytes = (moved[0] * scale, moved[1] * scale)
             for counted, is_best, amount, whole in zip(
-                (READ, WRITE), are_best, told, moved, strict=True
+                (READ, WRITE), are_best, counted_bytes, moved, strict=True
             ):
                 if is_best and whole > 0:
                     for phase in (0, 1):
                         into += terms_of(counted, phase, amount / whole, is_blurred=is_mixed)
 
     def _rate_energy(
-        self, told_uj: list[float], idle_ns: list[float], sums: list[Amounts]
+        self, energies_uj: list[float], idle_ns: list[float], sums: list[Amounts]
     ) -> list[list[float]]:
         """Return each sample's energy per unit of _OF_ENERGY without idle time; [] for none.
 
         Args:
-            told_uj: [samples], energy.
+            energies_uj: [samples], energy.
             idle_ns: [samples], idle time.
             sums: [samples], amounts expected of their steps.
         """
@@ -329,8 +334,8 @@ class DeviceJoin:
             columns.append((idle, *expected[TIME:BYTES_READ], num_bytes, flops))
         left_uj = given_uj = 0.0
         rates: list[list[float]] = []
-        fits = found.energy.take(columns, told_uj)
-        for energy_uj, amounts, fit in zip(told_uj, columns, fits, strict=True):
+        fits = found.energy.take(columns, energies_uj)
+        for energy_uj, amounts, fit in zip(energies_uj, columns, fits, strict=True):
             if fit is None:
                 rates.append([])
                 continue
@@ -383,8 +388,8 @@ class DeviceJoin:
                     known = (moving_ns > 0).astype(np.float64)
                     terms += terms_of_short(counted, rates, known, rates * is_mixed, row=row)
         if "energy_uj" in values and self._select_source(ENERGY, source, end_ns):
-            told_uj = values["energy_uj"].tolist()
-            found = self._rate_energy(told_uj, idle_ns.tolist(), sums.T.tolist())
+            energies_uj = values["energy_uj"].tolist()
+            found = self._rate_energy(energies_uj, idle_ns.tolist(), sums.T.tolist())
             known = np.array([float(bool(rates)) for rates in found])
             of_samples = np.array([rates or [0.0] * (len(_OF_ENERGY) - 1) for rates in found])
             terms += terms_of_energy(list(of_samples.T), known)
@@ -393,8 +398,8 @@ class DeviceJoin:
         places, of_terms, rows = zip(*terms, strict=True)
         all_rates, all_rows = np.array(of_terms), list(rows)
         for given, these, part in parts:
-            told = np.add.reduce(all_rates[:, these] * part[all_rows], axis=1).tolist()
-            for place, amount in zip(places, told, strict=True):
+            shares = np.add.reduce(all_rates[:, these] * part[all_rows], axis=1).tolist()
+            for place, amount in zip(places, shares, strict=True):
                 given[place] += amount
 
     def _select_source(self, counted: int, source: str, end_ns: int) -> bool:
@@ -408,8 +413,8 @@ class DeviceJoin:
 
 
 def _turn(each: tuple[SampleWindows, float]) -> tuple[int, int]:
-    told = each[0]
-    return told.end_ns, _RANK[told.source]
+    sample = each[0]
+    return sample.end_ns, _RANK[sample.source]
 
 
 def _ratio(amounts: Floats, whole: Floats) -> Floats:

@@ -50,13 +50,13 @@ class RollingFit:
         self._sums = _LastSums(len(products([0.0] * num, 0.0)), _KEPT_WINDOWS)
         self._estimate: Estimate | None = None
 
-    def add(self, columns: Sequence[float], told: float) -> None:
+    def add(self, columns: Sequence[float], value: float) -> None:
         """Add a window: the amount of each column in it, and its counted value."""
         if any(columns):
-            self._new.append((columns, told))
+            self._new.append((columns, value))
 
     def take(
-        self, columns: Sequence[Sequence[float]], told: Sequence[float]
+        self, columns: Sequence[Sequence[float]], values: Sequence[float]
     ) -> list[Estimate | None]:
         """Add windows in order; return the rates by which to divide each window.
 
@@ -64,11 +64,11 @@ class RollingFit:
         first fit, all windows of the call contribute to it and are divided by it.
         """
         if self._estimate is None:
-            for window in zip(columns, told, strict=True):
+            for window in zip(columns, values, strict=True):
                 self.add(*window)
-            return [self.now()] * len(told)
+            return [self.now()] * len(values)
         found = []
-        for window in zip(columns, told, strict=True):
+        for window in zip(columns, values, strict=True):
             self.add(*window)
             found.append(self.now())
         return found

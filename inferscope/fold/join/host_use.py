@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from inferscope.records import CounterSample
 
-TELLS_CPU = "host"
+HOST_SOURCE = "host"
 _GONE_NS = 1_500_000_000
 """Time without samples after which a process is no longer counted."""
 _SILENT_NS = 2_000_000_000
@@ -16,7 +16,7 @@ class HostUse:
     """Host resources of one engine's processes."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[int, float, float]] = {}
+        self._newest: dict[int, tuple[int, float, float]] = {}
         """Time of the sample, cores and resident bytes, by PID."""
 
     def take(self, record: CounterSample, pids: Collection[int]) -> dict[str, float]:
@@ -25,8 +25,8 @@ class HostUse:
         if pid is None or cpu_ns is None or pid not in pids:
             return {}
         cores = cpu_ns / max(1, record.end_ns - record.start_ns)
-        self._told[int(pid)] = (record.t_ns, cores, record.values.get("rss_bytes", 0.0))
-        there = [each for each in self._told.values() if record.t_ns - each[0] < _GONE_NS]
+        self._newest[int(pid)] = (record.t_ns, cores, record.values.get("rss_bytes", 0.0))
+        there = [each for each in self._newest.values() if record.t_ns - each[0] < _GONE_NS]
         return {
             "cpu_cores": sum(each[1] for each in there),
             "rss_bytes": sum(each[2] for each in there),
@@ -34,4 +34,4 @@ class HostUse:
 
     def is_reported(self, now_ns: int) -> bool:
         """Return whether any of the processes was sampled recently."""
-        return any(now_ns - each[0] < _SILENT_NS for each in self._told.values())
+        return any(now_ns - each[0] < _SILENT_NS for each in self._newest.values())

@@ -72,17 +72,17 @@ class AllocatedSamples:
         laid = {window: _Window() for window in self._windows}
         from_ns, to_ns = min(laid)[0], max(end_ns for _, end_ns in laid)
         for each in steps:
-            tenths = each.windows(from_ns, to_ns)[::-1]
-            begins_ns = [since_ns for _, since_ns, _ in tenths]
+            buckets = each.windows(from_ns, to_ns)[::-1]
+            begins_ns = [since_ns for _, since_ns, _ in buckets]
             for (start_ns, end_ns), window in laid.items():
                 begin = since = each.place(start_ns)
-                for at in range(bisect_right(begins_ns, start_ns), len(tenths) + 1):
-                    is_last = at == len(tenths) or begins_ns[at] >= end_ns
+                for at in range(bisect_right(begins_ns, start_ns), len(buckets) + 1):
+                    is_last = at == len(buckets) or begins_ns[at] >= end_ns
                     until = each.place(end_ns if is_last else begins_ns[at])
                     amounts = each.between(since, until)
                     window.whole = list(map(add, window.whole, amounts))
                     if at:  # else its bucket is settled
-                        window.parts.append((tenths[at - 1][0].given, amounts))
+                        window.parts.append((buckets[at - 1][0].given, amounts))
                     since = until
                     if is_last:
                         break
@@ -115,9 +115,9 @@ def allocate_short(
     first_ns, last_ns = from_ns.item(0), to_ns.item(-1)
     sums, parts = np.zeros((MOVING + 4, num)), []
     for each in steps:
-        tenths = each.windows(first_ns, last_ns)[::-1]
-        bounds_ns = [max(one[1], first_ns) for one in tenths]
-        bounds_ns += [min(one[2], last_ns) for one in tenths[-1:]]
+        buckets = each.windows(first_ns, last_ns)[::-1]
+        bounds_ns = [max(one[1], first_ns) for one in buckets]
+        bounds_ns += [min(one[2], last_ns) for one in buckets[-1:]]
         times_ns = np.concatenate([from_ns, to_ns, np.array(bounds_ns, dtype=np.int64)])
         until = each.amounts_until(times_ns)
         lower, upper, bounds = until[:, :num], until[:, num : 2 * num], until[:, 2 * num :]
@@ -125,11 +125,11 @@ def allocate_short(
         # After a stall there are thousands of samples and hundreds of buckets.
         firsts = to_ns.searchsorted(bounds_ns[:-1], "right").tolist()
         lasts = from_ns.searchsorted(bounds_ns[1:]).tolist()
-        for at, (tenth, _, _) in enumerate(tenths):
+        for at, (bucket, _, _) in enumerate(buckets):
             since, before = bounds[:, at : at + 1], bounds[:, at + 1 : at + 2]
             these = slice(firsts[at], max(firsts[at], lasts[at]))
             part = upper[:, these].clip(since, before) - lower[:, these].clip(since, before)
-            parts.append((tenth.given, these, part))
+            parts.append((bucket.given, these, part))
     busy_ns = _busy_ns(steps, from_ns, to_ns) if len(steps) > 1 else np.rint(sums[_BUSY])
     return sums, busy_ns, parts
 

@@ -61,27 +61,27 @@ class WallClockMapper:
         offset_ns = record.real_offset_ns
         if offset_ns is None:
             return [MappedSample(record, read(record))]
-        told = as_recorded(record)
-        if told is None or not len(told.from_ns) or not abs(offset_ns) < _MOST_OFFSET_NS:
+        window = as_recorded(record)
+        if window is None or not len(window.from_ns) or not abs(offset_ns) < _MOST_OFFSET_NS:
             return [MappedSample(record, None)]
-        real_from_ns, real_to_ns = told.from_ns + offset_ns, told.to_ns + offset_ns
+        real_from_ns, real_to_ns = window.from_ns + offset_ns, window.to_ns + offset_ns
         backwards = np.flatnonzero(np.diff(real_from_ns) < 0)
         num_before = int(backwards[-1]) + 1 if len(backwards) else 0
-        stretch = self._wall.now
+        mapping = self._wall.now
         if (
-            stretch is None
-            or int(real_to_ns[num_before:].max()) > stretch.last_device_ns
-            or not stretch.fits(record.t_ns + offset_ns, record.t_ns, _OFFSET_ERROR_NS)
+            mapping is None
+            or int(real_to_ns[num_before:].max()) > mapping.last_device_ns
+            or not mapping.fits(record.t_ns + offset_ns, record.t_ns, _OFFSET_ERROR_NS)
         ):
             self._waiting.append(record)
             return []
-        begins, ends = stretch.between(real_from_ns), stretch.between(real_to_ns)
+        begins, ends = mapping.between(real_from_ns), mapping.between(real_to_ns)
         error_ns = np.maximum(begins.error_ns, ends.error_ns)
         is_placed = begins.is_between & ends.is_between & (error_ns <= _MOST_ERROR_NS)
         is_placed &= ends.host_ns - error_ns <= record.t_ns
         is_placed[:num_before] = False
         num_unplaced = len(is_placed) - int(np.count_nonzero(is_placed))
-        placed = only(told._replace(from_ns=begins.host_ns, to_ns=ends.host_ns), is_placed)
+        placed = only(window._replace(from_ns=begins.host_ns, to_ns=ends.host_ns), is_placed)
         if placed is None:
             return [MappedSample(record, None, num_unplaced)]
         return [
@@ -99,5 +99,5 @@ class WallClockMapper:
 
 
 def _num_windows(record: CounterSample) -> int:
-    told = as_recorded(record)
-    return 0 if told is None else len(told.from_ns)
+    window = as_recorded(record)
+    return 0 if window is None else len(window.from_ns)

@@ -90,17 +90,17 @@ def _devices(engine: EngineFold) -> dict[str, DeviceCounters]:
     counters = engine.lives.counters
     infos = {uuid: counters.info_of(uuid) for uuid in counters.gauges}
     boards = {uuid: info.device_uuid for uuid, info in infos.items() if info is not None}
-    told = {}
+    found = {}
     for uuid, board in boards.items():
         info = infos[uuid]
         assert info is not None
         is_apart = list(boards.values()).count(board) == 1
-        told[driver_uuid(board if is_apart else info.mig_uuid or board)] = DeviceCounters(
+        found[driver_uuid(board if is_apart else info.mig_uuid or board)] = DeviceCounters(
             info.device,
             _totals(*counters.of_device(uuid), counters.idle_uj.get(uuid, 0.0)),
             counters.gauges_of(uuid, engine.now_ns),
         )
-    return told
+    return found
 
 
 def _use(engine: EngineFold, window_ns: int) -> dict[str, PhaseUse]:

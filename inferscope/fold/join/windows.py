@@ -42,8 +42,8 @@ SampleWindows = Window | CounterSample
 def read(record: CounterSample) -> SampleWindows | None:
     """Return the windows of a sample with values to join, None for other or damaged ones."""
     if record.starts_ns:
-        told = as_recorded(record)
-        return None if told is None else in_order(told)
+        window = as_recorded(record)
+        return None if window is None else in_order(window)
     if record.source not in SOURCES or _JOINED.isdisjoint(record.values):
         return None
     return record if 0 <= record.start_ns < record.end_ns < _END_OF_TIME_NS else None
@@ -72,29 +72,31 @@ def as_recorded(record: CounterSample) -> Window | None:
     return Window(record.source, from_ns, to_ns, columns)
 
 
-def in_order(told: Window) -> Window | None:
+def in_order(window: Window) -> Window | None:
     """Sort windows by time and drop empty ones; return None if none is left."""
-    order = np.argsort(told.from_ns, kind="stable")
-    return only(told, order[told.to_ns[order] > told.from_ns[order]])
+    order = np.argsort(window.from_ns, kind="stable")
+    return only(window, order[window.to_ns[order] > window.from_ns[order]])
 
 
-def only(told: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
+def only(window: Window, which: Ints | NDArray[np.bool_]) -> Window | None:
     """Return some of the windows, by index or mask; None if there are none."""
-    from_ns = told.from_ns[which]
+    from_ns = window.from_ns[which]
     if not len(from_ns):
         return None
-    values = {word: column[which] for word, column in told.values.items()}
-    return Window(told.source, from_ns, told.to_ns[which], values)
+    values = {word: column[which] for word, column in window.values.items()}
+    return Window(window.source, from_ns, window.to_ns[which], values)
 
 
-def group_alike(told: list[tuple[SampleWindows, float]]) -> list[tuple[list[SampleWindows], float]]:
+def group_alike(
+    samples: list[tuple[SampleWindows, float]],
+) -> list[tuple[list[SampleWindows], float]]:
     """Group the samples of one source with the same values: a group costs little more than one.
 
     Args:
-        told: samples, each with the share of the device that other processes used then.
+        samples: samples, each with the share of the device that other processes used then.
     """
     found: dict[tuple[object, ...], tuple[list[SampleWindows], float]] = {}
-    for each, foreign_share in told:
+    for each, foreign_share in samples:
         key = (each.source, *each.values, foreign_share)
         if key in found:
             found[key][0].append(each)
@@ -103,10 +105,10 @@ def group_alike(told: list[tuple[SampleWindows, float]]) -> list[tuple[list[Samp
     return list(found.values())
 
 
-def split_windows(told: Sequence[SampleWindows]) -> list[CounterSample]:
+def split_windows(given: Sequence[SampleWindows]) -> list[CounterSample]:
     """Return one sample per window of samples of one source with the same values."""
     samples = []
-    for each in told:
+    for each in given:
         if isinstance(each, CounterSample):
             samples.append(each)
             continue
@@ -119,9 +121,9 @@ def split_windows(told: Sequence[SampleWindows]) -> list[CounterSample]:
     return samples
 
 
-def concat(told: Sequence[SampleWindows]) -> Window:
+def concat(samples: Sequence[SampleWindows]) -> Window:
     """Return the windows of samples of one source with the same values, as columns."""
-    windows = [_alone(each) if isinstance(each, CounterSample) else each for each in told]
+    windows = [_alone(each) if isinstance(each, CounterSample) else each for each in samples]
     if len(windows) == 1:
         return windows[0]
     return Window(
@@ -135,19 +137,19 @@ def concat(told: Sequence[SampleWindows]) -> Window:
     )
 
 
-def are_short(told: list[SampleWindows]) -> bool:
+def are_short(samples: list[SampleWindows]) -> bool:
     """Return whether every window of the samples is shorter than most steps."""
     return all(
         each.end_ns - each.start_ns <= LONGEST_SHORT_NS
         if isinstance(each, CounterSample)
         else int((each.to_ns - each.from_ns).max()) <= LONGEST_SHORT_NS
-        for each in told
+        for each in samples
     )
 
 
-def num_windows_of(told: list[SampleWindows]) -> int:
+def num_windows_of(samples: list[SampleWindows]) -> int:
     """Return the number of windows in the samples."""
-    return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in told)
+    return sum(1 if isinstance(each, CounterSample) else len(each.from_ns) for each in samples)
 
 
 def _alone(record: CounterSample) -> Window:

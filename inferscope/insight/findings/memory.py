@@ -25,16 +25,16 @@ def short_of_kv(run: RunSummary) -> Finding | None:
     queued = requests.share_of_life("queue") * plans.bound_share("blocks")
     if lost < _PREEMPTED and queued < _QUEUED_FOR_BLOCKS:
         return None
-    said = []
+    sentences = []
     if requests.num_preemptions:
         plural = "" if requests.num_preemptions == 1 else "s"
-        said.append(
+        sentences.append(
             f"{percent(lost)} of the time is spent preempted or recomputing lost tokens: "
             f"{requests.num_preempted} of {requests.num} requests lost their blocks "
             f"({requests.num_preemptions} preemption{plural})."
         )
     if queued >= _QUEUED_FOR_BLOCKS:
-        said.append(
+        sentences.append(
             f"{percent(requests.share_of_life('queue'))} of the time is queueing, and "
             f"{percent(plans.bound_share('blocks'))} of the plans that left requests waiting were "
             "short of KV blocks."
@@ -66,7 +66,7 @@ def short_of_kv(run: RunSummary) -> Finding | None:
         title="The KV cache is too small for the admitted requests",
         lost_share=lost + queued,
         causes=(*LOST_TO_PREEMPTION, *QUEUED),
-        sentences=tuple(said),
+        sentences=tuple(sentences),
         evidence=tuple(evidence),
         advice=(
             "Give the KV cache more memory (gpu_memory_utilization, fewer or quantised weights, "

@@ -180,11 +180,11 @@ def _starved(slowness: Slowness) -> float:
 
     Every step may include such waits without any `slowdown`: the model learns the usual.
     """
-    buckets = [bucket for bucket in slowness.buckets if bucket.steps and bucket.of("told")]
+    buckets = [bucket for bucket in slowness.buckets if bucket.steps and bucket.of("sampled")]
     lacking_ns = sum(_stolen_ns(bucket) + bucket.of("quota") for bucket in buckets)
     wanted_ns = lacking_ns + sum(bucket.of("cpu") for bucket in buckets)
-    told_ns = sum(bucket.of("told") for bucket in buckets)
-    return lacking_ns / wanted_ns if lacking_ns >= _LACKING * told_ns > 0 else 0.0
+    sampled_ns = sum(bucket.of("sampled") for bucket in buckets)
+    return lacking_ns / wanted_ns if lacking_ns >= _LACKING * sampled_ns > 0 else 0.0
 
 
 def reason(slowness: Slowness) -> Reason | None:
@@ -223,8 +223,8 @@ def reason(slowness: Slowness) -> Reason | None:
         Number("largest_residual", of_top.excess_ns / max(1, of_top.explained_ns), "modelled"),
         *_measured(slowness),
     ]
-    said = tuple(sentence for sentence in sentences if sentence)
-    return Reason(why, confidence, said, tuple(evidence))
+    stated = tuple(sentence for sentence in sentences if sentence)
+    return Reason(why, confidence, stated, tuple(evidence))
 
 
 def _largest(kind: StepKind, of_kind: KindStats, excess_ns: int) -> str:
@@ -256,7 +256,7 @@ def _unseen(slowness: Slowness) -> str:
     """Return a sentence on missing evidence; empty if all is present."""
     amounts = _totals(slowness)
     unseen = []
-    if not amounts["told"]:
+    if not amounts["sampled"]:
         unseen.append("the host's CPUs (an older probe, or /proc is not readable)")
     if not amounts["device"] and any(kind.mode for kind in slowness.kinds):
         unseen.append("device clocks (no GPU, or no `inferscope sampler`)")
@@ -266,8 +266,8 @@ def _unseen(slowness: Slowness) -> str:
 def _measured(slowness: Slowness) -> list[Number]:
     amounts = _totals(slowness)
     found = []
-    if amounts["told"]:
-        of_time = {word: amounts[word] / amounts["told"] for word in ("wait", "quota", "steal")}
+    if amounts["sampled"]:
+        of_time = {word: amounts[word] / amounts["sampled"] for word in ("wait", "quota", "steal")}
         found = [
             Number("run_queue_wait_share", of_time["wait"], "measured"),
             Number("cpu_quota_share", of_time["quota"], "measured"),
@@ -286,7 +286,7 @@ def _measured(slowness: Slowness) -> list[Number]:
 
 
 _WORDS = (
-    "told", "wait", "quota", "steal", "cpu", "host", "device", "throttled", "watched", "foreign",
+    "sampled", "wait", "quota", "steal", "cpu", "host", "device", "throttled", "watched", "foreign",
 )  # fmt: skip
 
 
@@ -296,13 +296,13 @@ def _totals(slowness: Slowness) -> dict[str, float]:
 
 def _others(amounts: dict[str, float]) -> float:
     """Return the mean number of CPUs used by processes other than the engine's."""
-    return max(0.0, amounts["host"] - amounts["cpu"]) / amounts["told"]
+    return max(0.0, amounts["host"] - amounts["cpu"]) / amounts["sampled"]
 
 
 def _are_cpus_shared(bucket: SlownessBucket, slowness: Slowness) -> bool:
     """Return whether other processes use the host's CPUs in this bucket."""
-    others, told = bucket.of("host") - bucket.of("cpu"), bucket.of("told")
-    return told > 0 and others > _USED * max(1, slowness.num_cpus) * told
+    others, sampled = bucket.of("host") - bucket.of("cpu"), bucket.of("sampled")
+    return sampled > 0 and others > _USED * max(1, slowness.num_cpus) * sampled
 
 
 def _is_device_shared(bucket: SlownessBucket) -> bool:
@@ -367,14 +367,14 @@ def _covered_ns(slowness: Slowness, *words: str) -> float:
 
 def _compete(amounts: dict[str, float]) -> bool:
     """Return whether the engine's threads wait for each other: others use too few CPUs for it."""
-    return amounts["wait"] > 0 and _others(amounts) < _RIVAL * amounts["wait"] / amounts["told"]
+    return amounts["wait"] > 0 and _others(amounts) < _RIVAL * amounts["wait"] / amounts["sampled"]
 
 
 def _own_threads(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     amounts = _totals(slowness)
     if not _compete(amounts):
         return _NONE
-    share, own = _covered_ns(slowness, "wait") / excess_ns, amounts["cpu"] / amounts["told"]
+    share, own = _covered_ns(slowness, "wait") / excess_ns, amounts["cpu"] / amounts["sampled"]
     return _ExcessPart(
         share,
         f"{percent(share)} of it is time in which the engine's threads were ready to run and had "
@@ -479,12 +479,12 @@ def _model_misfit(slowness: Slowness, excess_ns: int) -> _ExcessPart:
 
 def _steady_kind(slowness: Slowness, excess_ns: int) -> _ExcessPart:
     """Return the part of one kind of step that is slow throughout; None without one."""
-    is_told = any(bucket.of("told") for bucket in slowness.buckets)
+    is_sampled = any(bucket.of("sampled") for bucket in slowness.buckets)
     quiet = [
         bucket
         for bucket in slowness.buckets
         if bucket.steps
-        and (bucket.of("told") or not is_told)
+        and (bucket.of("sampled") or not is_sampled)
         # Shared caches, memory bandwidth and sibling threads slow down one kind of step most, as a
         # wrong model does, without any wait: only an idle host separates them.
         and not (_waits(bucket) or _is_throttled(bucket) or _is_shared(bucket, slowness))
@@ -516,10 +516,10 @@ def _steady_kind(slowness: Slowness, excess_ns: int) -> _ExcessPart:
         return _NONE
     # In disturbed seconds the same steps have at least the same excess.
     share = min(of_top.excess_ns, rate * of_top.explained_ns) / excess_ns
-    idle = "also while the host is idle" if is_told else "and the host was not observed"
+    idle = "also while the host is idle" if is_sampled else "and the host was not observed"
     return _ExcessPart(
         share,
         f"{percent(share)} of it is what {top} take longer in every second ({percent(rate)} more "
         f"than modelled), {idle}; the model does not fit them.",
-        is_sure=is_told and len(explained) > 1,
+        is_sure=is_sampled and len(explained) > 1,
     )

@@ -134,7 +134,7 @@ class Slowness:
     """Warm steps of one engine over time, with the evidence of the same time.
 
     Amounts of a bucket, all in nanoseconds:
-        told            time covered by samples of the host
+        sampled         time covered by samples of the host
         run_wait        engine's threads ready to run without a CPU, summed over threads
         quota_RING      throttled by the CPU quota of the container of a ring's process
         quota           maximum of these
@@ -225,7 +225,7 @@ class Slowness:
             self._host_ns = sample.end_ns
             busy_ns = values.get("host_busy_ns", 0.0)
             steal_ns = values.get("steal_ns", 0.0)
-            amounts |= {"told": float(window_ns), "host": busy_ns}
+            amounts |= {"sampled": float(window_ns), "host": busy_ns}
             mine = min(1.0, amounts["cpu"] / busy_ns) if busy_ns else 0.0
             amounts["steal"] = steal_ns * mine
             self.num_cpus = int(values.get("num_cpus", 0)) or self.num_cpus

@@ -23,10 +23,10 @@ LABEL = "from /metrics: totals only, no single requests, no ledger"
 def page_lines(view: PageView, width: int) -> list[Line]:
     """Return the lines of a page: server, current state, rates, latencies."""
     models = ", ".join(view.models) or UNKNOWN
-    who = "  ".join(("InferScope", models, view.server, view.url, clock(view.real_ns)))
+    head = "  ".join(("InferScope", models, view.server, view.url, clock(view.real_ns)))
     over = f"over {duration(view.window_ns)}" if view.window_ns else "from the second poll on"
     lines: list[Line] = [
-        ((fit(plain(who), width).rstrip(), "title"),),
+        ((fit(plain(head), width).rstrip(), "title"),),
         ((f"{TRIANGLE} {LABEL}", "alarm"),),
         (),
         (("Now", "title"),),

@@ -90,10 +90,10 @@ def format_counted(counters: CountersView) -> str:
 
 def format_device_health(view: EngineView) -> str:
     """Return a short text of current throttling and past errors of the devices."""
-    told = [device.health for device in view.devices if device.health is not None]
-    now = dict.fromkeys(word for health in told for word in health.throttled_now)
+    reports = [device.health for device in view.devices if device.health is not None]
+    now = dict.fromkeys(word for health in reports for word in health.throttled_now)
     errors = Counter[str]()
-    for health in told:
+    for health in reports:
         errors.update(health.xids or {})
     notes = [f"throttled: {', '.join(now)}"] if now else []
     notes += [f"Xid {word} x{num}" for word, num in errors.items() if num]
