@@ -81,7 +81,7 @@ class Coverage:
         """Engines present that have no page of their own."""
         self._num_unclear = 0
         """Consecutive rounds with several such engines."""
-        self._is_said = False
+        self._is_logged = False
         self._finished_of = finished_of or own_count
         self._every_s, self._behind_s = every_s, behind_s
         self._covered: Mapping[str, Covered] = {}
@@ -128,8 +128,8 @@ class Coverage:
             return {**self._urls, next(iter(others)): self._any_url}
         # Twice in a row: a restarted engine may overlap its predecessor.
         self._num_unclear = self._num_unclear + 1 if others else 0
-        if self._num_unclear > 1 and not self._is_said:
-            self._is_said = True
+        if self._num_unclear > 1 and not self._is_logged:
+            self._is_logged = True
             _logger.warning(
                 "exporters.prometheus: engine_metrics has '%s', the page of a single engine, but "
                 "there are %d (%s): the page is ignored. Use ENGINE_ID: http://HOST:PORT",

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGUSR1, flags.pin)
         signal.signal(signal.SIGHUP, flags.reload)
         exporter_set = ExporterSet(
-            exporters, sections=config.exporters, shard=config.shard, say=write_status
+            exporters, sections=config.exporters, shard=config.shard, log_line=write_status
         )
         exporter_set.open()
         gc.freeze()  # objects loaded by now live until exit
@@ -121,7 +121,9 @@ def run(options: argparse.Namespace) -> int:
             write_status(
                 f"counting good and bad requests: {objectives_summary(config.slo.objectives)}"
             )
-        service = Service(config, exporter_set, clock=SystemClock(), say=write_status, read=read)
+        service = Service(
+            config, exporter_set, clock=SystemClock(), log_line=write_status, read=read
+        )
         is_through = service.run(flags)
     if not is_through:  # an exporter's thread hangs, and the interpreter would wait for it
         os._exit(0)

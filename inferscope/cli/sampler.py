@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
         _write_status(given_up)
     os.environ["INFERSCOPE_DIR"] = str(folder)
     with stoppable() as stop:
-        sample(settings, stop, clock=SystemClock(), say=_write_status, beside_pid=beside_pid)
+        sample(settings, stop, clock=SystemClock(), log_line=_write_status, beside_pid=beside_pid)
     return 0
 
 
@@ -182,7 +182,7 @@ def _pid_of(engine_id: str, folder: Path) -> int:
 
 
 def _readings(settings: Settings) -> list[SourceReading]:
-    readings = read_once(settings, clock=SystemClock(), say=_write_status)
+    readings = read_once(settings, clock=SystemClock(), log_line=_write_status)
     if "pm" not in settings.sources:
         refused = may_profile() is False
         reason = f"{_PM_NEEDS_ASKING} {NOT_PERMITTED}" if refused else _PM_NEEDS_ASKING

@@ -80,7 +80,7 @@ class ExporterSet:
         self,
         exporters: Mapping[str, LiveExporter],
         *,
-        say: Callable[[str], None],
+        log_line: Callable[[str], None],
         sections: Sections | None = None,
         shard: Shard = ALL,
     ) -> None:
@@ -93,7 +93,7 @@ class ExporterSet:
         self._replaced: list[_Closing] = []
         self._num_dropped: dict[str, Counter[str]] = {}
         """Records dropped by exporters that were replaced and closed, by name and reason."""
-        self._say = say
+        self._log_line = log_line
         self._link(exporters)
 
     def open(self) -> None:
@@ -113,7 +113,7 @@ class ExporterSet:
                     raise missing_extra(name, error) from error
                 raise
             opened[name] = exporter
-            self._say(f"{name}: {exporter.describe()}")
+            self._log_line(f"{name}: {exporter.describe()}")
 
     def change(self, sections: Sections) -> None:
         """Apply other sections; exporters with an unchanged section are not touched.
@@ -150,9 +150,9 @@ class ExporterSet:
                 self._deliver(name, successor.take_over, former)
             self._replaced.append(_Closing(name, former))
             if successor is None:
-                self._say(f"{name}: closed")
+                self._log_line(f"{name}: closed")
         for name, exporter in new.items():
-            self._say(f"{name}: {exporter.describe()}")
+            self._log_line(f"{name}: {exporter.describe()}")
 
     def on_step(self, step: FinalStep) -> None:
         """Pass a step to all exporters."""
@@ -191,7 +191,7 @@ class ExporterSet:
         for one in self._closing:
             one.join(max(0.0, end_s - time.monotonic()))
             if one.is_alive():
-                self._say(f"exporter {one.name} did not close within {FLUSH_S:g} s")
+                self._log_line(f"exporter {one.name} did not close within {FLUSH_S:g} s")
             else:
                 self._report_end(one)
         return not any(one.is_alive() for one in self._closing)
@@ -224,7 +224,7 @@ class ExporterSet:
 
     def _report_end(self, one: _Closing) -> None:
         if one.error is not None:
-            self._say(f"exporter {one.name} failed to close: {_summary(one.error)}")
+            self._log_line(f"exporter {one.name} failed to close: {_summary(one.error)}")
 
     def _kept_trace(self, request: FinalRequest) -> str | None:
         """Return the trace ID of a request from the exporter that keeps traces."""
@@ -246,7 +246,7 @@ class ExporterSet:
         if exporter is None:
             return
         self._switch_on({other: one for other, one in self._on.items() if other != name})
-        self._say(f"exporter {name} disabled after error: {_summary(error)}")
+        self._log_line(f"exporter {name} disabled after error: {_summary(error)}")
         # Closed, because its page would be stale; on a thread, because it can hang as well.
         self._closing.append(_Closing(name, exporter))
 

@@ -41,7 +41,7 @@ class Pins:
         rings: Callable[[], Iterable[Path]],
         *,
         clock: Clock,
-        say: Callable[[str], None],
+        log_line: Callable[[str], None],
         folded_ns: Callable[[], int] | None = None,
     ) -> None:
         """Store the settings.
@@ -50,14 +50,14 @@ class Pins:
             settings: directory and limits.
             rings: returns the paths of all rings.
             clock: clock of the rings.
-            say: prints a line for the operator.
+            log_line: prints a line for the operator.
             folded_ns: returns the time through which incidents are detected; None for now.
         """
         self._folded_ns = folded_ns or clock.monotonic_ns
         self._settings = settings
         self._rings = rings
         self._clock = clock
-        self._say = say
+        self._log_line = log_line
         self._open: _Pin | None = None
         self._retry_ns = 0
         self._room_ns = 0
@@ -134,7 +134,7 @@ class Pins:
             self._fail(error)
             return
         self._has_failed = False
-        self._say(f"pinned {pin.path}")
+        self._log_line(f"pinned {pin.path}")
         with suppress(OSError):
             self._make_room()
 
@@ -168,7 +168,7 @@ class Pins:
             self._has_failed = True
             folder = self._settings.folder
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            self._say(f"cannot pin an incident in {folder}: {reason}")
+            self._log_line(f"cannot pin an incident in {folder}: {reason}")
 
 
 class _Pin:

@@ -50,7 +50,7 @@ class Service:
         exporters: ExporterSet,
         *,
         clock: Clock,
-        say: Callable[[str], None],
+        log_line: Callable[[str], None],
         read: Callable[[], Config] | None = None,
     ) -> None:
         """Store the parts and create the engines' table.
@@ -59,7 +59,7 @@ class Service:
             config: configuration.
             exporters: open exporters.
             clock: clock of the rings.
-            say: prints a line for the operator.
+            log_line: prints a line for the operator.
             read: reads the configuration again or raises BadInput; None if it cannot change.
         """
         self._config = config
@@ -68,7 +68,7 @@ class Service:
             inferscope.__version__, config_hash(config), shard=str(config.shard)
         )
         self._clock = clock
-        self._say = say
+        self._log_line = log_line
         self._exporters = exporters
         self._publish_ns = self._copy_ns = 0
         self._header_filter = HeaderFilter(config.headers)
@@ -164,11 +164,11 @@ class Service:
         has_more = self._engines.advance(is_over)
         notes, self._engines.notes = self._engines.notes, []
         for note in notes:
-            self._say(note)
+            self._log_line(note)
         if flags.wants_pin:
             flags.wants_pin = False
             if self._incidents is None:
-                self._say("SIGUSR1 ignored: pins are off")
+                self._log_line("SIGUSR1 ignored: pins are off")
             else:
                 self._incidents.pin_now(self._clock.monotonic_ns())
         if flags.wants_reload and not flags.stop_requested:
@@ -206,10 +206,10 @@ class Service:
         except InferScopeError as error:
             refused = self._running.num_reloads_refused + 1
             self._running = replace(self._running, num_reloads_refused=refused)
-            self._say(f"reload failed, the configuration is unchanged: {error}")
+            self._log_line(f"reload failed, the configuration is unchanged: {error}")
             return
         if config.counters != self._config.counters:
-            self._say("the change of counters takes effect when the collector restarts")
+            self._log_line("the change of counters takes effect when the collector restarts")
         self._header_filter = HeaderFilter(config.headers)
         self._set_objectives(config)
         self._apply_pins(config)
@@ -217,7 +217,7 @@ class Service:
         self._config = config
         digits = config_hash(config)
         what = "unchanged" if digits == self._running.config_hash else digits
-        self._say(f"configuration reloaded: {what}")
+        self._log_line(f"configuration reloaded: {what}")
         num = self._running.num_reloads + 1
         self._running = replace(self._running, config_hash=digits, num_reloads=num)
 
@@ -225,7 +225,9 @@ class Service:
         """Return the SLO state of a configuration; None without objectives."""
         if config.slo.objectives is None:
             return None
-        return SloTracker(config.slo.objectives, config.state, clock=self._clock, say=self._say)
+        return SloTracker(
+            config.slo.objectives, config.state, clock=self._clock, log_line=self._log_line
+        )
 
     def _set_objectives(self, config: Config) -> None:
         """Apply the objectives of a reloaded configuration."""
@@ -248,7 +250,7 @@ class Service:
                 settings,
                 self._engines.rings,
                 clock=self._clock,
-                say=self._say,
+                log_line=self._log_line,
                 folded_ns=self._engines.through_ns,
             )
             self._incidents = Incidents(self._pins, on=settings.on, slo=config.slo)

@@ -52,7 +52,9 @@ def _counters_since(before: CountersView, now: CountersView) -> CountersView:
 
 
 def _totals_since(before: Totals, now: Totals) -> Totals:
-    return {counted: _nums_since(before.get(counted, {}), told) for counted, told in now.items()}
+    return {
+        counted: _nums_since(before.get(counted, {}), totals) for counted, totals in now.items()
+    }
 
 
 def _health_since(before: DeviceHealth | None, now: DeviceHealth | None) -> DeviceHealth | None:

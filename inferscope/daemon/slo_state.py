@@ -82,7 +82,7 @@ class SloTracker:
     """SLO state of a collector over all of its engines."""
 
     def __init__(
-        self, objectives: Objectives, path: Path, *, clock: Clock, say: Callable[[str], None]
+        self, objectives: Objectives, path: Path, *, clock: Clock, log_line: Callable[[str], None]
     ) -> None:
         """Store the objectives and restore the state file.
 
@@ -90,12 +90,12 @@ class SloTracker:
             objectives: objectives of all models.
             path: path of the state file, created by the first save.
             clock: clock of the rings.
-            say: prints a line for the operator.
+            log_line: prints a line for the operator.
         """
         self._objectives = objectives
         self._path = path
         self._clock = clock
-        self._say = say
+        self._log_line = log_line
         self._judges: dict[str, tuple[Judge, ObjectiveCounter]] = {}
         self._budgets: dict[tuple[str, Objective], Budget] = {}
         self._uncounted_ns = 0
@@ -186,7 +186,7 @@ class SloTracker:
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                self._say(f"cannot write budgets to {self._path}: {error.strerror}")
+                self._log_line(f"cannot write budgets to {self._path}: {error.strerror}")
         else:
             self._has_failed = False
 
@@ -211,10 +211,10 @@ class SloTracker:
             return None
         except (OSError, msgspec.MsgspecError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
-            self._say(f"budgets restart at zero: cannot read {self._path}: {why}")
+            self._log_line(f"budgets restart at zero: cannot read {self._path}: {why}")
             return None
         if state.version != _VERSION:
-            self._say(f"budgets restart at zero: {self._path} has another version")
+            self._log_line(f"budgets restart at zero: {self._path} has another version")
             return None
         for kept in state.budgets:
             self._restore(kept.model, (kept.name, kept.metric, kept.threshold_s), kept.pieces)
@@ -225,7 +225,7 @@ class SloTracker:
                 return _State(_VERSION, state.boot_id, state.mono_ns, state.real_ns, engines)
         self._uncounted_ns = max(0, self._clock.real_ns() - state.real_ns)
         away_s = self._uncounted_ns / 1e9
-        self._say(
+        self._log_line(
             f"objectives: no collector ran for {away_s:.0f} s; those requests are not counted"
         )
         return None
@@ -238,7 +238,7 @@ class SloTracker:
                 return msgspec.json.decode(kept, type=dict[str, _EngineState])
             except msgspec.MsgspecError:
                 why = "it is damaged"
-        self._say(f"objectives: cannot read the engines' state in {self._path}: {why}")
+        self._log_line(f"objectives: cannot read the engines' state in {self._path}: {why}")
         return None
 
 

@@ -29,7 +29,7 @@ from inferscope.sampler.gpm import GpmSource
 from inferscope.sampler.host import HostSource
 from inferscope.sampler.nvml import NvmlSource
 from inferscope.sampler.sampler_ring import SamplerRing
-from inferscope.sampler.source import AUTO, Claimer, Say, Source, Unavailable
+from inferscope.sampler.source import AUTO, Claimer, LogLine, Source, Unavailable
 from inferscope.sampler.source_runner import SourceRunner
 
 TURN_S = 0.1
@@ -77,7 +77,9 @@ class StopSignal(Protocol):
         """Return whether a stop was requested."""
 
 
-def make_sources(settings: Settings, claims: Claimer, *, clock: Clock, say: Say) -> list[Source]:
+def make_sources(
+    settings: Settings, claims: Claimer, *, clock: Clock, log_line: LogLine
+) -> list[Source]:
     """Return the sources that the settings name, unopened."""
     period_ns, devices = settings.interval_ns, settings.devices
     makers: dict[str, Callable[[], Source]] = {
@@ -86,7 +88,7 @@ def make_sources(settings: Settings, claims: Claimer, *, clock: Clock, say: Say)
         "pm": lambda: CuptiPmSource(
             claims,
             clock=clock,
-            say=say,
+            log_line=log_line,
             period_ns=period_ns,
             interval_ns=settings.pm_interval_ns,
             wanted=devices,
@@ -110,7 +112,7 @@ def preload(settings: Settings, *, clock: Clock) -> None:
     for name in ("encodings.ascii", "encodings.idna", "grp"):
         importlib.import_module(name)
     find_engines(settings.folder)
-    for source in make_sources(settings, NoClaims(), clock=clock, say=_discard):
+    for source in make_sources(settings, NoClaims(), clock=clock, log_line=_discard):
         with suppress(Unavailable):
             if source.name == CuptiPmSource.name:
                 usable()  # stays loaded, with the libraries it opens late; none is called
@@ -123,9 +125,9 @@ def _discard(line: str) -> None:
     """Discard a line: sampling has not started, and will report the same."""
 
 
-def read_once(settings: Settings, *, clock: Clock, say: Say) -> list[SourceReading]:
+def read_once(settings: Settings, *, clock: Clock, log_line: LogLine) -> list[SourceReading]:
     """Open, read once and close every source, without claims or a ring."""
-    sources = make_sources(settings, NoClaims(), clock=clock, say=say)
+    sources = make_sources(settings, NoClaims(), clock=clock, log_line=log_line)
     return [_read_source(source, clock) for source in sources]
 
 
@@ -142,7 +144,12 @@ def _read_source(source: Source, clock: Clock) -> SourceReading:
 
 
 def sample(
-    settings: Settings, stop: StopSignal, *, clock: Clock, say: Say, beside_pid: int | None = None
+    settings: Settings,
+    stop: StopSignal,
+    *,
+    clock: Clock,
+    log_line: LogLine,
+    beside_pid: int | None = None,
 ) -> None:
     """Sample until a stop is requested or the process `beside_pid` exits.
 
@@ -157,8 +164,8 @@ def sample(
     make_private(home)
     claims = Claims(home)
     tape = SamplerRing(make_ring(SAMPLER_ROLE, 0, clock, engine_id=SAMPLER_ROLE), clock)
-    sources = make_sources(settings, claims, clock=clock, say=say)
-    turns = [SourceRunner(source, tape, clock=clock, say=say) for source in sources]
+    sources = make_sources(settings, claims, clock=clock, log_line=log_line)
+    turns = [SourceRunner(source, tape, clock=clock, log_line=log_line) for source in sources]
     companion = _Companion(beside_pid)
     try:
         tape.tend(cost_ns=time.process_time_ns())

@@ -27,7 +27,7 @@ _NVIDIA = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/d
 ASK_AGAIN_NS = 10_000_000_000
 """Interval in nanoseconds between a source's retries of devices that it could not start."""
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 """Function that prints one line for the operator."""
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from inferscope.probe import Clock
 from inferscope.records import CounterSample
 from inferscope.sampler.sampler_ring import SamplerRing
-from inferscope.sampler.source import Say, Source, Unavailable, silence
+from inferscope.sampler.source import LogLine, Source, Unavailable, silence
 
 FIRST_BACKOFF_NS = 1_000_000_000
 LONGEST_BACKOFF_NS = 10_000_000_000
@@ -27,12 +27,14 @@ class SourceRunner:
         reason: why the source is unavailable; empty while it is read.
     """
 
-    def __init__(self, source: Source, tape: SamplerRing, *, clock: Clock, say: Say) -> None:
+    def __init__(
+        self, source: Source, tape: SamplerRing, *, clock: Clock, log_line: LogLine
+    ) -> None:
         self.reason = ""
         self._source = source
         self._tape = tape
         self._clock = clock
-        self._say = say
+        self._log_line = log_line
         self._is_open = False
         self._has_reported = False
         self._backoff_ns = FIRST_BACKOFF_NS
@@ -71,7 +73,7 @@ class SourceRunner:
             self._in_call_since_ns = None
         if self._is_stuck:
             self._is_stuck = False
-            self._say(f"{source.name}: answering again")
+            self._log_line(f"{source.name}: answering again")
         period_ns = source.period_ns
         num_passed = (self._clock.monotonic_ns() - self._began_ns) // period_ns
         return self._began_ns + (num_passed + 1) * period_ns
@@ -96,7 +98,7 @@ class SourceRunner:
         self._backoff_ns = FIRST_BACKOFF_NS
         self._began_ns = now_ns
         if self._has_reported:
-            self._say(f"{self._source.name}: available again")
+            self._log_line(f"{self._source.name}: available again")
         self.reason = ""
         self._tape.put(facts)
 
@@ -115,7 +117,7 @@ class SourceRunner:
         self.reason = reason
         self._has_reported = True
         self._tape.num_errors += 1
-        self._say(f"{self._source.name}: {reason}")
+        self._log_line(f"{self._source.name}: {reason}")
         self._tape.put([silence(self._source.name, "", now_ns, reason)])
 
     def _run(self) -> None:

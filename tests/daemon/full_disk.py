@@ -15,7 +15,10 @@ ring = Ring(folder, time)
 ring.pass_time(30)
 settings = PinSettings(folder / "pins")
 pins = Pins(
-    settings, lambda: [ring.path], clock=time, say=lambda s: sys.stdout.write(s + "\n") and None
+    settings,
+    lambda: [ring.path],
+    clock=time,
+    log_line=lambda s: sys.stdout.write(s + "\n") and None,
 )
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.RLIM_INFINITY))
 for _ in range(200):

@@ -76,12 +76,12 @@ def test_what_ended_before_the_collector_was_asked_to_end_is_exported(
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     config = read_config(None, {"INFERSCOPE_COLLECT_PINS_FOLDER": str(tmp_path / "pins")})
     kept = Kept()
-    exporter_set = ExporterSet({"kept": kept}, say=lambda _: None)
+    exporter_set = ExporterSet({"kept": kept}, log_line=lambda _: None)
     exporter_set.open()
     probe = Probe.open(EngineInfo(0, "made-up"))
     try:
         wishes = LastMinute(probe, kept)
-        service = Service(config, exporter_set, clock=SystemClock(), say=lambda _: None)
+        service = Service(config, exporter_set, clock=SystemClock(), log_line=lambda _: None)
         assert service.run(wishes)
         took_s = time.monotonic() - wishes.asked_s
     finally:
@@ -125,10 +125,10 @@ def test_it_outlives_the_engines_by_what_is_configured(
         },
     )
     kept = Kept()
-    exporter_set = ExporterSet({"kept": kept}, say=lambda _: None)
+    exporter_set = ExporterSet({"kept": kept}, log_line=lambda _: None)
     exporter_set.open()
     wishes = Restless(Probe.open(EngineInfo(0, "made-up")), kept)
-    assert Service(config, exporter_set, clock=SystemClock(), say=lambda _: None).run(wishes)
+    assert Service(config, exporter_set, clock=SystemClock(), log_line=lambda _: None).run(wishes)
     assert 2.3 < time.monotonic() - wishes.gone_s < 60
     assert kept.view is not None
     (view,) = kept.view.engines

@@ -59,7 +59,7 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter_set, "FLUSH_S", 0.2)
     said = list[str]()
     one, other = Hanging({}), Hanging({})
-    both = exporter_set.ExporterSet({"one": one, "other": other}, say=said.append)
+    both = exporter_set.ExporterSet({"one": one, "other": other}, log_line=said.append)
     both.open()
     other.may_end.set()
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_cannot_be_opened_closes_those_before_it() -> None:
     first, second = Hanging({}), Refusing({})
     first.may_end.set()
-    both = exporter_set.ExporterSet({"first": first, "second": second}, say=lambda _: None)
+    both = exporter_set.ExporterSet({"first": first, "second": second}, log_line=lambda _: None)
     with pytest.raises(BadInput, match="taken"):
         both.open()
     assert both.close()
@@ -130,7 +130,7 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     linking.may_end.set()
     by_name = {"keeping": keeping, "linking": linking}
     said = list[str]()
-    both = exporter_set.ExporterSet({name: by_name[name] for name in order}, say=said.append)
+    both = exporter_set.ExporterSet({name: by_name[name] for name in order}, log_line=said.append)
     both.open()
     request = cast(FinalRequest, None)
     both.on_snapshot(_NOTHING)
@@ -148,7 +148,9 @@ def test_one_that_has_lost_count_is_switched_off_alone() -> None:
     keeping, linking = Keeping({}), Linking({})
     keeping.may_end.set()
     linking.may_end.set()
-    both = exporter_set.ExporterSet({"keeping": keeping, "linking": linking}, say=lambda _: None)
+    both = exporter_set.ExporterSet(
+        {"keeping": keeping, "linking": linking}, log_line=lambda _: None
+    )
     keeping.is_broken = True
     both.on_snapshot(_NOTHING)
     assert linking.dropped == [{}]
@@ -188,7 +190,7 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
     for each in before.values():
         cast(Hanging, each).may_end.set()
     said = list[str]()
-    all_of_them = exporter_set.ExporterSet(before, sections=sections, say=said.append)
+    all_of_them = exporter_set.ExporterSet(before, sections=sections, log_line=said.append)
     all_of_them.open()
     del said[:]
     after: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 2}, "new": {}}
@@ -214,7 +216,7 @@ def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -
     sections: dict[str, Mapping[str, object]] = {"one": {"a": 1}}
     said = list[str]()
     exporters = exporter_set.ExporterSet(
-        exporter_set.make_exporters(sections), sections=sections, say=said.append
+        exporter_set.make_exporters(sections), sections=sections, log_line=said.append
     )
     exporters.open()
     (one,) = exporters._on.values()
@@ -235,7 +237,9 @@ def test_one_that_was_switched_off_is_opened_again(monkeypatch: pytest.MonkeyPat
     sections: dict[str, Mapping[str, object]] = {"one": {}}
     broken = Hanging({})
     broken.may_end.set()
-    exporters = exporter_set.ExporterSet({"one": broken}, sections=sections, say=lambda _: None)
+    exporters = exporter_set.ExporterSet(
+        {"one": broken}, sections=sections, log_line=lambda _: None
+    )
     exporters.open()
     for _ in range(2):
         exporters.on_snapshot(_NOTHING)

@@ -131,7 +131,9 @@ def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
     host: Host, tmp_path: Path, is_in_own_folder: bool
 ) -> None:
     host.start("victim", uid=OTHER_UID)
-    pins = Pins(PinSettings(tmp_path / "pins"), lambda: [], clock=host.time, say=lambda _: None)
+    pins = Pins(
+        PinSettings(tmp_path / "pins"), lambda: [], clock=host.time, log_line=lambda _: None
+    )
     incidents = Incidents(pins, on=("engine_lost",), slo=SloSettings())
     victim = host.rings["victim"]
     columns = ([1], [RUNNING], [8], [0], [host.time.now_ns])

@@ -26,7 +26,7 @@ class Watch:
         self.time = Time()
         self.engines = Engines(folder, sink=Finals(), clock=self.time)
         settings = PinSettings(folder / "pins", before_s=1, after_s=1, on=("engine_lost",))
-        self._pins = Pins(settings, self.engines.rings, clock=self.time, say=lambda _: None)
+        self._pins = Pins(settings, self.engines.rings, clock=self.time, log_line=lambda _: None)
         self._incidents = Incidents(self._pins, on=settings.on, slo=SloSettings())
 
     def go_on(self, seconds: float, *rings: Ring) -> None:
@@ -116,7 +116,7 @@ class Noting(Pins):
     """Writes down what is to be pinned."""
 
     def __init__(self, folder: Path, time: Time) -> None:
-        super().__init__(PinSettings(folder), list, clock=time, say=lambda _: None)
+        super().__init__(PinSettings(folder), list, clock=time, log_line=lambda _: None)
         self.told: list[tuple[str, int, int]] = []
 
     def pin(self, why: str, first_ns: int, last_ns: int) -> None:

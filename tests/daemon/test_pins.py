@@ -40,7 +40,7 @@ def test_windows_that_overlap_are_one_file_and_others_are_not(tmp_path: Path) ->
     ring = Ring(tmp_path, time)
     folder = tmp_path / "pins"
     settings = PinSettings(folder, before_s=10, after_s=10)
-    pins = Pins(settings, lambda: [ring.path], clock=time, say=said.append)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=said.append)
     follow(ring, pins, 60)
     first_ns = time.now_ns
     pins.pin("breach", first_ns, first_ns)
@@ -81,7 +81,7 @@ def test_a_window_is_whole_though_its_rings_are_read_in_pieces(
         rings[1].tell()
     settings = PinSettings(tmp_path / "pins", before_s=35, after_s=1)
     paths = [ring.path for ring in rings]
-    pins = Pins(settings, lambda: paths, clock=time, say=lambda _: None)
+    pins = Pins(settings, lambda: paths, clock=time, log_line=lambda _: None)
     at_ns = time.now_ns
     pins.pin("signal", at_ns, at_ns)
     time.now_ns += 60 * SECOND_NS  # the window and what may be added to it are over
@@ -104,7 +104,7 @@ def test_what_is_pinned_at_the_very_end_is_in_the_file(tmp_path: Path) -> None:
     ring = Ring(tmp_path, time)
     ring.pass_time(30)
     settings = PinSettings(tmp_path / "pins", before_s=10, after_s=10)
-    pins = Pins(settings, lambda: [ring.path], clock=time, say=lambda _: None)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=lambda _: None)
     pins.pin("engine_lost", time.now_ns, time.now_ns)
     pins.close()
     ring.close()
@@ -120,7 +120,7 @@ def test_a_collector_that_is_behind_puts_what_overlaps_into_one_file(tmp_path: P
     ring.pass_time(90)
     settings = PinSettings(tmp_path / "pins", before_s=10, after_s=10)
     pins = Pins(
-        settings, lambda: [ring.path], clock=time, say=lambda _: None,
+        settings, lambda: [ring.path], clock=time, log_line=lambda _: None,
         folded_ns=lambda: time.now_ns - behind_ns,
     )  # fmt: skip
     first_ns = time.now_ns - behind_ns
@@ -147,7 +147,7 @@ def test_the_oldest_go_first_and_what_is_not_a_pin_stays(tmp_path: Path) -> None
         os.utime(old, (number, number))
     (folder / "notes.txt").write_bytes(bytes(90_000))
     settings = PinSettings(folder, max_mb=0.1)
-    pins = Pins(settings, lambda: [ring.path], clock=time, say=lambda _: None)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=lambda _: None)
     pins.pin("signal", time.now_ns, time.now_ns)
     follow(ring, pins, 5)
     pins.close()
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_made_costs_one_line(tmp_path: Path) -> None:
     ring = Ring(tmp_path, time)
     (tmp_path / "file").touch()
     settings = PinSettings(tmp_path / "file" / "pins")
-    pins = Pins(settings, lambda: [ring.path], clock=time, say=said.append)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=said.append)
     for _ in range(3):
         pins.pin("breach", time.now_ns, time.now_ns)
         follow(ring, pins, 70)

@@ -133,7 +133,7 @@ _OBJECTIVE = Objective("ttft", "ttft", 1_000_000_000, 0.9, 86400 * 10**9)
 def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[SloTracker, list[str]]:
     said: list[str] = []
     path = folder / "state.json"
-    return SloTracker(Objectives(objectives), path, clock=time, say=said.append), said
+    return SloTracker(Objectives(objectives), path, clock=time, log_line=said.append), said
 
 
 def spend(promises: SloTracker, time: Time) -> None:
@@ -214,7 +214,7 @@ def test_a_disk_that_takes_nothing_costs_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     path = tmp_path / "file" / "state.json"
-    promises = SloTracker(Objectives((_OBJECTIVE,)), path, clock=Time(), say=said.append)
+    promises = SloTracker(Objectives((_OBJECTIVE,)), path, clock=Time(), log_line=said.append)
     for _ in range(3):
         promises.save({})
     assert len(said) == 1

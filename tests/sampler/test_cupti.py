@@ -268,7 +268,7 @@ def pm(said: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:
     return CuptiPmSource(
         NoClaims(),
         clock=FakeClock(),
-        say=said.append,
+        log_line=said.append,
         period_ns=100_000_000,
         interval_ns=500_000,
         despite=despite,

@@ -134,7 +134,7 @@ class Stage:
         self.source = CuptiPmSource(
             NoClaims(),
             clock=self.clock,
-            say=self.said.append,
+            log_line=self.said.append,
             period_ns=PERIOD,
             interval_ns=INTERVAL,
             load=lambda: self.toy,  # type: ignore[arg-type, return-value]

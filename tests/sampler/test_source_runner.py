@@ -28,7 +28,9 @@ class Stage:
         self.said: list[str] = []
         self.source = ToySource()
         self.tape, self.path = make_tape(folder, self.clock)
-        self.turns = SourceRunner(self.source, self.tape, clock=self.clock, say=self.said.append)
+        self.turns = SourceRunner(
+            self.source, self.tape, clock=self.clock, log_line=self.said.append
+        )
 
     def until(self, end_ns: int) -> None:
         """Take all turns that are due, each on time."""

@@ -73,7 +73,7 @@ def source_of(strict: Strict, said: list[str]) -> Iterator[CuptiPmSource]:
     source = CuptiPmSource(
         NoClaims(),
         clock=SystemClock(),
-        say=said.append,
+        log_line=said.append,
         period_ns=10**8,
         interval_ns=INTERVAL_NS,
         load=lambda: strict,

@@ -27,7 +27,7 @@ from inferscope.sampler.cupti.library import (
 )
 from inferscope.sampler.cupti.search import usable
 from inferscope.sampler.cupti.session import Decoded, Session
-from inferscope.sampler.source import Claimer, Say, Unavailable, facts, silence
+from inferscope.sampler.source import Claimer, LogLine, Unavailable, facts, silence
 
 
 class CuptiPmSource:
@@ -45,7 +45,7 @@ class CuptiPmSource:
         claims: Claimer,
         *,
         clock: Clock,
-        say: Say,
+        log_line: LogLine,
         period_ns: int,
         interval_ns: int,
         wanted: Sequence[str] = (),
@@ -58,7 +58,7 @@ class CuptiPmSource:
         Args:
             claims: claims of devices, shared with the other sources.
             clock: both clocks, for the anchors of windows.
-            say: prints a line for the operator.
+            log_line: prints a line for the operator.
             period_ns: period of decodes in nanoseconds.
             interval_ns: length of a window in nanoseconds.
             wanted: CUDA ordinals or UUID prefixes of devices; empty for all.
@@ -69,7 +69,7 @@ class CuptiPmSource:
         self.period_ns = period_ns
         self._claims = claims
         self._clock = clock
-        self._say = say
+        self._log_line = log_line
         self._interval_ns = interval_ns
         self._wanted = wanted
         self._despite = despite
@@ -151,13 +151,13 @@ class CuptiPmSource:
         interval_us = self._interval_ns // 1000
         if decoded.has_overflowed and not self._has_overflowed:
             self._has_overflowed = True
-            self._say(
+            self._log_line(
                 f"{self.name}: the device's buffer overflowed and windows were lost. "
                 f"Use a longer --pm-interval than {interval_us}us."
             )
         if decoded.num_unstamped and not self._has_lost_times:
             self._has_lost_times = True
-            self._say(
+            self._log_line(
                 f"{self.name}: {decoded.num_unstamped} windows lack timestamps and count as lost: "
                 "the sampler did not decode for more than 2 s. Give it more CPU time, or use a "
                 f"longer --pm-interval than {interval_us}us."

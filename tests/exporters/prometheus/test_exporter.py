@@ -252,7 +252,7 @@ def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
             "otlp": OtlpExporter({"endpoint": sink.url}),
         }
         said: list[str] = []
-        exporter_set = ExporterSet(exporters, say=said.append)
+        exporter_set = ExporterSet(exporters, log_line=said.append)
         exporter_set.open()
         try:
             assert finals.view is not None
@@ -324,7 +324,7 @@ def test_exemplars_lead_to_the_traces_that_are_kept(finals: Finals) -> None:
             "prometheus": PrometheusExporter({"port": 0}),
             "otlp": OtlpExporter({"endpoint": sink.url, "keep_share": 0.3}),
         }
-        exporter_set = ExporterSet(exporters, say=lambda line: None)
+        exporter_set = ExporterSet(exporters, log_line=lambda line: None)
         exporter_set.open()
         try:
             assert finals.view is not None
