@@ -353,11 +353,11 @@ def pages(fires: dict[float, list[str]]) -> list[tuple[Span, list[str]]]:
     spans = []
     for at_s, alerts in sorted(fires.items()):
         is_blind = BLIND in alerts
-        heard = [each for each in alerts if not (is_blind and "/" in each)]
-        if heard:
-            spans.append(((at_s, at_s), heard))
+        fired = [each for each in alerts if not (is_blind and "/" in each)]
+        if fired:
+            spans.append(((at_s, at_s), fired))
     merged = _merged((span for span, _ in spans), ONE_PAGE_S)
-    first = {span[0]: heard for span, heard in spans}
+    first = {span[0]: fired for span, fired in spans}
     return [(span, first[span[0]]) for span in merged]
 
 

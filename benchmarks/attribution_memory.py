@@ -39,7 +39,7 @@ def main() -> None:
     step_ns = round(options.hours * 3600e9 / num_steps)
     collector, merger = Collector(), Merger()
     collector.fold(0, RingOpened(1, 1, "made-up", "core", 0, 1, "host", "boot", 1, 1))
-    before_mb, tenths = memory_mb(), []
+    before_mb, buckets = memory_mb(), []
     day = busy_engine(
         num_steps, options.batch, step_ns=round(0.8 * step_ns), gap_ns=round(0.2 * step_ns)
     )
@@ -52,13 +52,13 @@ def main() -> None:
             for item in merger.take(None):
                 collector.fold(item.ring, item.record)
             if collector.now_ns >= next_ns:
-                tenths.append(_look(collector))
+                buckets.append(_look(collector))
                 next_ns += options.hours * 360e9
     for item in merger.take(None):
         collector.fold(item.ring, item.record)
-    if len(tenths) < 10:
-        tenths.append(_look(collector))
-    settled = [look["mb"] for look in tenths[_SETTLED - 1 :]]
+    if len(buckets) < 10:
+        buckets.append(_look(collector))
+    settled = [look["mb"] for look in buckets[_SETTLED - 1 :]]
     growth_mb = round(max(settled) - settled[0], 2)
     verdict = "met" if growth_mb <= TARGET_MB else "missed"
     print(f"target (no more than {TARGET_MB:.0f} MB beyond the second tenth): {verdict}")
@@ -68,7 +68,7 @@ def main() -> None:
             "slices": num_steps * options.batch,
             "hours": options.hours,
             "before_mb": round(before_mb, 2),
-            "tenths": tenths,
+            "tenths": buckets,
             "growth_after_second_tenth_mb": growth_mb,
             "target": verdict,
             "unjoined": collector.num_unjoined,

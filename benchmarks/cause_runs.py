@@ -280,7 +280,7 @@ class Truth:
     """Measured delays of each request, by clocks independent of the ledger.
 
     Attributes:
-        notes: what else is to be told of the run.
+        notes: further fields of the run's result.
     """
 
     def __init__(
@@ -392,10 +392,10 @@ T = TypeVar("T", FaultInterval, Forward)
 
 
 def _decoded(folder: Path, name: str, kind: type[list[T]]) -> list[T]:
-    told: list[T] = []
+    found: list[T] = []
     for path in folder.glob(f"{name}-*.json"):
-        told += msgspec.json.decode(path.read_bytes(), type=kind)
-    return sorted(told, key=lambda one: one.start_ns)
+        found += msgspec.json.decode(path.read_bytes(), type=kind)
+    return sorted(found, key=lambda one: one.start_ns)
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -160,8 +160,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
 
-    told = busy_engine(options.steps, options.batch, num_parts=options.parts)
-    frames = [(r.CODE, encode(r)) for r in told]
+    records = busy_engine(options.steps, options.batch, num_parts=options.parts)
+    frames = [(r.CODE, encode(r)) for r in records]
     before_mb = memory_mb()
     collector, rates = fold_rates(frames, options.steps)
     result = {

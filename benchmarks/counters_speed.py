@@ -65,10 +65,10 @@ def pm_samples(until_ns: int) -> Iterator[Record]:
         for word in PM_BYTES:
             columns[word] = array("f", [draw.random() * 2e9 for _ in range(num)])
             values[word] = sum(columns[word])
-        told_ns = now_ns + 3_000_000
-        yield Clock(told_ns, told_ns + WALL_NS, error_ns=500, host_ns=told_ns)
+        read_ns = now_ns + 3_000_000
+        yield Clock(read_ns, read_ns + WALL_NS, error_ns=500, host_ns=read_ns)
         yield CounterSample(
-            told_ns, DEVICE, begin_ns, now_ns, "pm", values,
+            read_ns, DEVICE, begin_ns, now_ns, "pm", values,
             starts_ns=array("q", edges_ns[:-1]).tobytes(),
             ends_ns=array("q", edges_ns[1:]).tobytes(),
             series={word: column.tobytes() for word, column in columns.items()},
@@ -141,18 +141,18 @@ def main() -> None:
     }
     for name, (step_ns, gap_ns, times_as_many) in SHAPES.items():
         num_steps = options.steps * times_as_many
-        told = [
+        records = [
             replace(record, device_uuid=DEVICE) if isinstance(record, EngineInfo) else record
             for record in busy_engine(num_steps, options.batch, step_ns=step_ns, gap_ns=gap_ns)
         ]
-        without, until_ns = in_order([told]), told[-1].t_ns
+        without, until_ns = in_order([records]), records[-1].t_ns
         cases = {name: samples}
         if step_ns > PM_WINDOW_NS:
             cases[f"{name}_pm"] = pm_samples
         for case, sampled in cases.items():
             result[f"us_per_step_of_{case}"] = in_turns(
                 without,
-                in_order([told, sampled(until_ns)]),
+                in_order([records, sampled(until_ns)]),
                 num_steps=num_steps,
                 num_turns=options.turns,
             )

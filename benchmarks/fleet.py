@@ -92,8 +92,8 @@ class Score:
     def _note(self, record: Record) -> None:
         if isinstance(record, RequestEvent):
             if record.kind == QUEUED:
-                told = (record.t_ns, record.prompt_tokens or 0, record.request_id)
-                self._in_flight[record.index] = told
+                request = (record.t_ns, record.prompt_tokens or 0, record.request_id)
+                self._in_flight[record.index] = request
             elif record.kind == FINISHED:
                 del self._in_flight[record.index]
                 self.num_finished += 1
@@ -106,16 +106,16 @@ class Score:
     def _keyframe(self, t_ns: int, previous: int) -> Iterator[tuple[Record, int]]:
         yield Keyframe(t_ns, ON, previous), STARTS_KEYFRAME
         yield replace(self._info, t_ns=t_ns), 0
-        told = self._in_flight.values()
+        requests = self._in_flight.values()
         yield (
             Live(
                 t_ns,
                 array("I", self._in_flight).tobytes(),
-                b"\1" * len(told),
-                array("I", [prompt for _, prompt, _ in told]).tobytes(),
-                array("I", [0] * len(told)).tobytes(),
-                array("q", [arrived_ns for arrived_ns, _, _ in told]).tobytes(),
-                tuple(request_id for _, _, request_id in told),
+                b"\1" * len(requests),
+                array("I", [prompt for _, prompt, _ in requests]).tobytes(),
+                array("I", [0] * len(requests)).tobytes(),
+                array("q", [arrived_ns for arrived_ns, _, _ in requests]).tobytes(),
+                tuple(request_id for _, _, request_id in requests),
             ),
             0,
         )

@@ -16,7 +16,8 @@ are summed.
     python benchmarks/fleet_speed.py --sidecar --out benchmarks/results/sidecar_cost.json
 
 The engines and the receiver run here, at a lower priority than the collector; what they take is
-told beside it. A machine on which they do not fit beside it measures nothing: `engines_late_ms`.
+reported beside it. A machine on which they do not fit beside it measures nothing:
+`engines_late_ms`.
 """
 
 from __future__ import annotations
@@ -73,19 +74,19 @@ _SLO = """slos:
 
 def receive() -> None:
     """Count traces and posts of metrics until stdin ends; then print the counts."""
-    told = {"traces": 0, "posts": 0, "metrics_posts": 0, "bytes": 0}
+    counts = {"traces": 0, "posts": 0, "metrics_posts": 0, "bytes": 0}
 
     class Receiver(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            told["bytes"] += len(body)
+            counts["bytes"] += len(body)
             if self.path.endswith("/traces"):
-                told["posts"] += 1
-                told["traces"] += gzip.decompress(body).count(_ONE_A_TRACE)
+                counts["posts"] += 1
+                counts["traces"] += gzip.decompress(body).count(_ONE_A_TRACE)
             else:
-                told["metrics_posts"] += 1
+                counts["metrics_posts"] += 1
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -98,7 +99,7 @@ def receive() -> None:
         print(server.server_port, flush=True)
         sys.stdin.read()
         server.shutdown()
-    print(json.dumps(told | {"cpu_s": round(time.process_time(), 1)}), flush=True)
+    print(json.dumps(counts | {"cpu_s": round(time.process_time(), 1)}), flush=True)
 
 
 # --- the collector --------------------------------------------------------------------------------
@@ -126,16 +127,16 @@ def configuration(
         },
         "parquet": {"folder": str(folder / "parquet"), "rotate_s": 60, "host": "benchmark"},
     }
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "rings": str(rings),
         "exporters": {name: exporters[name] for name in exporters if name in only},
     }
     if "slo" in only:
-        told["slo"] = "slo.yaml"
+        settings["slo"] = "slo.yaml"
     if "pins" not in only:
-        told["pins"] = "off"
+        settings["pins"] = "off"
     path = folder / "collect.yaml"
-    path.write_text(json.dumps(told, indent=1).replace('"off"', "off"), encoding="utf-8")
+    path.write_text(json.dumps(settings, indent=1).replace('"off"', "off"), encoding="utf-8")
     return path
 
 
@@ -378,7 +379,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
         ended_s, spent_s = time.monotonic(), time.thread_time() - spent_s
         seen = watch.found(began_s + options.warm_up, ended_s)
         us_per_step = scraper.us_per_step(began_s + options.warm_up)
-        told = fleet.counts()
+        counts = fleet.counts()
         fleet.live_on(SETTLE_S)
         if "prometheus" in options.only:
             scraper.stop()
@@ -393,7 +394,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
                 collector.kill()
                 collector.wait()
         got, _ = receiver.communicate(b"")
-    rate_hz = told["steps"] / (ended_s - began_s)
+    rate_hz = counts["steps"] / (ended_s - began_s)
     exported: dict[str, Any] = {}
     if "otlp" in options.only:
         exported["otlp"] = {"keep_share": options.keep_share} | json.loads(got)
@@ -405,7 +406,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
             "requests": total(page, "inferscope_requests_total"),
             "steps": total(page, STEPS),
         }
-    finished_hz = told["requests"] / (ended_s - began_s)
+    finished_hz = counts["requests"] / (ended_s - began_s)
     took_ms, late_ns = sorted(scraper.took_ms), sorted(fleet.late_ns)
     return {
         "engines": options.engines,
@@ -422,7 +423,7 @@ def measure(options: argparse.Namespace, folder: Path, rings: Path) -> dict[str,
             "rss_without_engines_mb": round(empty_mb, 1),
         },
         "behind_s": [round(num / finished_hz, 2) for num in scraper.behind[:-1]],
-        "written": told,
+        "written": counts,
         "exported": exported,
         "dropped": dropped(scraper.page) if scraper.page else None,
         "scrape_ms": {"median": round(took_ms[len(took_ms) // 2]), "max": round(took_ms[-1])}

@@ -105,10 +105,10 @@ class Notes:
 
     def write(self) -> None:
         """Write everything to the folder."""
-        for name, told in (("strikes", self.strikes), ("steps", self.steps)):
-            if told:
+        for name, noted in (("strikes", self.strikes), ("steps", self.steps)):
+            if noted:
                 path = self._folder / f"{name}-{os.getpid()}.json"
-                path.write_bytes(msgspec.json.encode(told))
+                path.write_bytes(msgspec.json.encode(noted))
 
 
 # --- the engine's process -------------------------------------------------------------------------

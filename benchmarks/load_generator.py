@@ -68,13 +68,13 @@ class Server(asyncio.Protocol):
             self.received = b""
             num = int(body.partition(b'"max_tokens":')[2].split(b",")[0])
             self.transport.write(HEAD)
-            self.tell(num, num)
+            self.send_chunk(num, num)
 
-    def tell(self, num: int, left: int) -> None:
+    def send_chunk(self, num: int, left: int) -> None:
         """Write a chunk now and schedule the next one a decode step later."""
         if left:
             self.transport.write(framed(CHUNK))
-            asyncio.get_running_loop().call_later(CHUNK_GAP_S, self.tell, num, left - 1)
+            asyncio.get_running_loop().call_later(CHUNK_GAP_S, self.send_chunk, num, left - 1)
         else:
             self.transport.write(framed(LAST % num) + b"0\r\n\r\n")
 

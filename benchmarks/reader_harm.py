@@ -58,7 +58,7 @@ def set_aside(pid: int) -> None:
         os.sched_setaffinity(pid, {(os.cpu_count() or 1) - 1})
 
 
-def start(*arguments: str, says: str) -> subprocess.Popen[str]:
+def start(*arguments: str, until: str) -> subprocess.Popen[str]:
     """Start a command and wait until it reports on stderr that it is ready."""
     process = subprocess.Popen(
         command(*arguments), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -67,7 +67,7 @@ def start(*arguments: str, says: str) -> subprocess.Popen[str]:
     assert process.stderr is not None
     deadline_s = time.monotonic() + _READY_S
     for line in process.stderr:
-        if says in line:
+        if until in line:
             return process
         assert time.monotonic() < deadline_s, f"{arguments[0]} does not start: {line}"
     raise AssertionError(f"{arguments[0]} has ended")
@@ -82,9 +82,9 @@ def end(process: subprocess.Popen[str]) -> None:
 @contextmanager
 def stopped_reader(folder: Path) -> Iterator[Callable[[bool], None]]:
     """Yield functions that stop a recorder or resume it."""
-    with (folder / "said.txt").open("wb") as said:
+    with (folder / "said.txt").open("wb") as output:
         process = subprocess.Popen(
-            command("record", str(os.getpid()), "-o", str(folder / "run.isr")), stderr=said
+            command("record", str(os.getpid()), "-o", str(folder / "run.isr")), stderr=output
         )
     set_aside(process.pid)
     time.sleep(2.0)
@@ -175,7 +175,7 @@ class Stream:
             return True
 
 
-def stretch(port: int, ring: Path, *, num_deaf: int, seconds: float) -> list[int]:
+def step_times(port: int, ring: Path, *, num_deaf: int, seconds: float) -> list[int]:
     """Stream to a full batch of clients, some of which do not read; return the steps' ns."""
     streams = [Stream(port, 1500) for _ in range(BATCH // 2)]
     time.sleep(0.3)
@@ -192,8 +192,7 @@ def stretch(port: int, ring: Path, *, num_deaf: int, seconds: float) -> list[int
     while read := reader.read():
         frames += [frame for frame in read if isinstance(frame, Frame)]
     reader.close()
-    told = [frame for frame in frames if frame.code == StepSpan.CODE]
-    spans = [decode(frame.code, frame.payload) for frame in told]
+    spans = [decode(frame.code, frame.payload) for frame in frames if frame.code == StepSpan.CODE]
     return [
         span.ready_ns - span.launch_start_ns
         for span in spans
@@ -207,11 +206,11 @@ def against_clients(rings: Path, *, pairs: int, seconds: float) -> Iterator[Pair
     """Yield pairs of stretches of a server."""
     draw = random.Random(0)
     log = rings / "serve.txt"
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         server = subprocess.Popen(
             command("serve", "builtin", "--port", "0", "--max-running", str(BATCH)),
             env={**os.environ, "INFERSCOPE_ENGINE_ID": "served"},
-            stderr=said,
+            stderr=output,
         )
     try:
         deadline_s = time.monotonic() + _READY_S
@@ -223,7 +222,9 @@ def against_clients(rings: Path, *, pairs: int, seconds: float) -> Iterator[Pair
             took = {}
             for is_on in draw.sample([True, False], 2):
                 num_deaf = BATCH // 4 if is_on else 0
-                took[is_on] = stretch(int(found.group(1)), ring, num_deaf=num_deaf, seconds=seconds)
+                took[is_on] = step_times(
+                    int(found.group(1)), ring, num_deaf=num_deaf, seconds=seconds
+                )
             # As many steps of each: what is not slowed down comes to longer contexts in its time.
             num = min(len(taken) for taken in took.values())
             yield Pair(took[True][:num], took[False][:num])

@@ -39,20 +39,20 @@ ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.
 def serve(num_engines: int, batch: int, seconds_s: float) -> None:
     """Fold records in real time and serve the page, until they end."""
     sys.setswitchinterval(SWITCH_S)
-    told: list[tuple[int, int, Record]] = []
+    items: list[tuple[int, int, Record]] = []
     for engine in range(1, num_engines + 1):
         records = busy_engine(round(seconds_s * STEPS_S), batch, seed=engine)
-        told += [(record.t_ns, engine, record) for record in records]
-    told.sort(key=lambda one: one[:2])
+        items += [(record.t_ns, engine, record) for record in records]
+    items.sort(key=lambda one: one[:2])
     exporter = PrometheusExporter({"port": 0, "price_per_gpu_hour": 2.0})
     exporter.open()
     collector = Collector(exporter)
     for engine in range(1, num_engines + 1):
         opened = RingOpened(1, engine, f"engine-{engine}", "core", 0, 1, "host", "boot", 1, 1)
         collector.fold(READER, opened)
-    began_ns = time.monotonic_ns() - told[0][0]
+    began_ns = time.monotonic_ns() - items[0][0]
     tick_ns = look_ns = num_looks = 0
-    for t_ns, engine, record in told:
+    for t_ns, engine, record in items:
         if t_ns >= tick_ns:
             tick_ns = t_ns + PACE_NS
             time.sleep(max(0.0, (began_ns + t_ns - time.monotonic_ns()) / 1e9))
@@ -105,20 +105,20 @@ def main() -> None:
     try:
         assert child.stdout is not None
         url, num_live, cpu_ms = child.stdout.readline().split()
-        told = []
+        scrapes = []
         for _ in range(options.scrapes):
-            told.append(scrape(url))
+            scrapes.append(scrape(url))
             time.sleep(0.1)
     finally:
         child.kill()
         child.wait()
-    took_ms = sorted(each[0] for each in told)
+    took_ms = sorted(each[0] for each in scrapes)
     result = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "engines": options.engines,
         "live_requests": int(num_live),
-        "scrapes": len(told),
+        "scrapes": len(scrapes),
         "ms": {
             "median": round(took_ms[len(took_ms) // 2], 2),
             "p95": round(took_ms[int(0.95 * len(took_ms))], 2),
@@ -126,8 +126,8 @@ def main() -> None:
         },
         "cpu_ms_of_the_page": round(float(cpu_ms), 2),
         "target_ms": TARGET_MS,
-        "lines": told[-1][2],
-        "bytes_compressed": told[-1][1],
+        "lines": scrapes[-1][2],
+        "bytes_compressed": scrapes[-1][1],
     }
     print(json.dumps(result, indent=1))
     if options.out:

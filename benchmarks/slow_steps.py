@@ -160,9 +160,9 @@ def run(cause: str, seed: int) -> dict[str, Any]:
             time.sleep(rng.choice([0.0, 0.3]) * seconds)
             burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
             stack.callback(_end, subprocess.Popen([sys.executable, "-c", burn]))
-        told = json.loads(engine.stdout.readline())
+        result = json.loads(engine.stdout.readline())
         engine.wait()
-        return told | judge(Path(folder)) | {"cause": cause, "seed": seed}
+        return result | judge(Path(folder)) | {"cause": cause, "seed": seed}
 
 
 def judge(folder: Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def interference(frozen: Frozen, shape: StepShape, true: Truth) -> dict[str, flo
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return each rule's scores over all steps, and the error of the ledger's interference."""
-    told = {
+    scores = {
         "split_half": spread([error for row in rows for error in row["split_half"]]),
         "split_half_misallocated": spread([row["split_half_misallocated"] for row in rows]),
     }
@@ -197,7 +197,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
     waits = [row["interference"] for row in rows]
     return {
-        "truth": told,
+        "truth": scores,
         "rules": rules,
         "interference": {
             name: spread([abs(wait[name] / wait["measured_ms"] - 1) for wait in waits])

@@ -329,7 +329,7 @@ def with_rights(setting: Setting, name: str, rights: str) -> tuple[dict[str, Any
     if held_by:
         raise Unmet(f"{listed(held_by)} may hold the counters")
     row = asked(_NOBODY, rights)
-    refused = [f"{step}: {said}" for step, said in row["steps"].items() if said != "ok"]
+    refused = [f"{step}: {result}" for step, result in row["steps"].items() if result != "ok"]
     return row, (
         f"{name} ({row['rights']}): {row['num_windows']} windows"
         + "".join(f"; refused at {line}" for line in refused)

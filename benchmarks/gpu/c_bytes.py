@@ -297,7 +297,7 @@ def against(
 
 def line_of(name: str, row: dict[str, Any]) -> str:
     """Return a comparison with Nsight Compute as a line."""
-    verdicts = {True: "within", False: "NOT within", None: "not told whether within"}
+    verdicts = {True: "within", False: "NOT within", None: "unknown whether within"}
     phase = name.removeprefix("ncu ")
     return (
         f"{name:<12} {row['num_layers']} layers, {row['num_kernels']} kernels, "

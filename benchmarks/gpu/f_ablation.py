@@ -181,8 +181,8 @@ def score_lines(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> list
         for row in rows
     ]
     if rows:
-        told = score(rows, left_out)["misallocated"]
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in told.items())
+        misallocated = score(rows, left_out)["misallocated"]
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in misallocated.items())
         lines.append(f"{len(rows)} steps, mean of what goes to the wrong requests: {shares}")
     if left_out:
         lines.append(f"left out for want of time: {'; '.join(left_out)}")

@@ -52,7 +52,7 @@ def measure(setting: Setting, bank: Bank) -> None:
 
 def under(setting: Setting, sources: tuple[str, ...], *, of_load_s: float) -> dict[str, Any]:
     """Return what sources that run at once say of each load: load, counter, source."""
-    stretches = {}
+    by_load = {}
     with Sampler(",".join(sources), pm_despite=setting.pm_despite) as sampler:
         for source in sources:
             sampler.of(source)
@@ -62,14 +62,14 @@ def under(setting: Setting, sources: tuple[str, ...], *, of_load_s: float) -> di
             while time.monotonic() < until_s:
                 work()
                 torch.cuda.synchronize()
-            stretches[name] = (start_ns + _EDGE_NS, time.monotonic_ns() - _EDGE_NS)
+            by_load[name] = (start_ns + _EDGE_NS, time.monotonic_ns() - _EDGE_NS)
     samples = {source: sampler.of(source) for source in sources}
     return {
         load: {
-            word: {source: Windows(of_it, word).mean(*stretch) for source, of_it in samples.items()}
+            word: {source: Windows(of_it, word).mean(*span) for source, of_it in samples.items()}
             for word in WORDS
         }
-        for load, stretch in stretches.items()
+        for load, span in by_load.items()
     }
 
 

@@ -80,14 +80,14 @@ def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Counted, dict
                 # Its table comes at the end: of what it had counted by now it tells only the names.
                 num_kernels = (late.stdout or b"").count(_PROFILED)
                 raise Unmet(
-                    f"ncu took longer than {limit_s:.0f} s, it had told of {num_kernels} kernels"
+                    f"ncu took longer than {limit_s:.0f} s, it had reported {num_kernels} kernels"
                 ) from None
         try:
             counted = read_csv(text)
             modelled = json.loads(out.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
-            said = " ".join((words + text).split())[-300:]
-            raise Unmet(f"{error}; ncu ended with {process.returncode}: {said}") from None
+            output = " ".join((words + text).split())[-300:]
+            raise Unmet(f"{error}; ncu ended with {process.returncode}: {output}") from None
     return counted, modelled
 
 

@@ -65,7 +65,7 @@ class Bank:
     def keep(self, name: str, row: Any, *lines: str) -> None:
         """Keep a row and its lines of the table; one of the same name is replaced."""
         self.rows[name] = row
-        self._say(name, *lines)
+        self._print(name, *lines)
 
     @contextmanager
     def row(self, name: str) -> Iterator[None]:
@@ -76,12 +76,12 @@ class Bank:
         except Unmet as reason:
             self._unmet[name] = str(reason)
             if name:
-                self._say(f"{name} unmet", f"{name}: {reason}")
+                self._print(f"{name} unmet", f"{name}: {reason}")
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
             self._broken[name] = {"reason": reason, "trace": traceback.format_exc()}
             if name:
-                self._say(f"{name} failed", f"{name}: FAILED, {reason}")
+                self._print(f"{name} failed", f"{name}: FAILED, {reason}")
         release()  # what a broken row held would be missing in the next one
 
     def finish(self, done: str) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Bank:
         status, reason = done, self._unmet.get(_WHOLE, "")
         if self._broken:
             status = "failed"
-            reason = "; ".join(_named(name, told["reason"]) for name, told in self._broken.items())
+            reason = "; ".join(_named(name, row["reason"]) for name, row in self._broken.items())
         elif not self.rows:
             status = "unmet"
-            reason = "; ".join(_named(name, told) for name, told in self._unmet.items())
+            reason = "; ".join(_named(name, why) for name, why in self._unmet.items())
         return self._write(status, reason)
 
-    def _say(self, name: str, *lines: str) -> None:
+    def _print(self, name: str, *lines: str) -> None:
         self._lines[name] = list(lines)
         for line in lines:
             print(line, flush=True)
@@ -115,13 +115,13 @@ class Bank:
             "broken": self._broken,
             "lines": [line for lines in self._lines.values() for line in lines],
         }
-        told: dict[str, Any] = known(result)
+        written: dict[str, Any] = known(result)
         if self._path is not None:
             # In one go: a part may be killed at any time, and half a file would lose all of it.
             beside = self._path.with_suffix(".new")
-            beside.write_text(json.dumps(told, indent=1, default=float) + "\n", encoding="utf-8")
+            beside.write_text(json.dumps(written, indent=1, default=float) + "\n", encoding="utf-8")
             os.replace(beside, self._path)
-        return told
+        return written
 
 
 @dataclass(frozen=True)

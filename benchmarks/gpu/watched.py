@@ -177,8 +177,8 @@ class Sampler:
         self.samples = self._read()
 
     def _has_reported(self) -> bool:
-        spoken = {one.source for one in self._read() if one.values or one.reason}
-        return spoken >= set(self._counters.split(","))
+        reporting = {one.source for one in self._read() if one.values or one.reason}
+        return reporting >= set(self._counters.split(","))
 
     def _read(self) -> list[CounterSample]:
         rings = sampler_rings(Path(self._folder.name, "rings"))

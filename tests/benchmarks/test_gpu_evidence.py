@@ -436,7 +436,7 @@ def test_a_step_is_counted_beside_what_the_model_says_of_it(
     assert without["pm_over_ncu"] is without["is_pm_within"] is None
     line = kit.bytes.line_of("ncu decode", without | {"num_kernels": 1})
     assert "4 layers, 1 kernels" in line
-    assert "PM/ncu - (not told whether within 3%)" in line
+    assert "PM/ncu - (unknown whether within 3%)" in line
 
 
 def test_ncu_is_found_beside_cuda_the_newest_of_several(
@@ -465,7 +465,7 @@ def test_ncu_that_takes_too_long_is_ended_with_all_that_it_began(
     told = tmp_path / "pid"
     profiled = "echo '==PROF== Profiling \"gemm\" - 0: 0%....100% - 1 pass'\n" * 2
     pretend(monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{told}'\n{profiled}wait\n")
-    with pytest.raises(kit.part.Unmet, match="than 3 s, it had told of 2 kernels"):
+    with pytest.raises(kit.part.Unmet, match="than 3 s, it had reported 2 kernels"):
         kit.nsight.count_step("random:tiny", "decode", limit_s=3)
     assert has_ended(int(told.read_text()))
 
