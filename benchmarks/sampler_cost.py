@@ -115,7 +115,7 @@ def written(path: Path, from_ns: int, to_ns: int) -> dict[str, Any]:
 def replayed_reads(repeats: int) -> dict[str, float]:
     """Return the median µs of processor time per read of each source over a replayed driver."""
     recording = Recording.of(H200)
-    recording.told["devices"][0]["turns"] = recording.told["devices"][0]["turns"][1:2]
+    recording.document["devices"][0]["turns"] = recording.document["devices"][0]["turns"][1:2]
     pynvml.nvmlLib = RecordedLibrary(recording)
     with tempfile.TemporaryDirectory() as folder:
         nvml = NvmlSource(Path(folder), NoClaims(), period_ns=100_000_000)

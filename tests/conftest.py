@@ -165,5 +165,5 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
             assert done.returncode == 0, done.stderr
             snapshot.write_text(done.stdout, encoding="utf-8")
     lines = (folder / "demo.jsonl").read_text(encoding="utf-8").splitlines()
-    said = json.loads(snapshot.read_text(encoding="utf-8"))
-    return Run(folder, rings, said, [json.loads(line) for line in lines])
+    document = json.loads(snapshot.read_text(encoding="utf-8"))
+    return Run(folder, rings, document, [json.loads(line) for line in lines])

@@ -120,10 +120,10 @@ def test_a_probe_states_it_in_every_keyframe() -> None:
     assert probe.path is not None
     probe._log.restate(probe.clock.monotonic_ns())
     probe.close()
-    told = of(CostTable, probe.path)
-    assert [record.source for record in told] == [CALIBRATION] * 4
+    tables = of(CostTable, probe.path)
+    assert [record.source for record in tables] == [CALIBRATION] * 4
     assert len(of(Keyframe, probe.path)) == 2
-    ids = [record.fit_id for record in told]
+    ids = [record.fit_id for record in tables]
     assert ids[:2] == ids[2:]
 
 

@@ -23,9 +23,9 @@ def path_with(folder: Path, *names: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(("there", "said"), [(WANTED, ""), (WANTED[1:], LINE), ((), LINE)])
+@pytest.mark.parametrize(("there", "message"), [(WANTED, ""), (WANTED[1:], LINE), ((), LINE)])
 def test_what_is_missing_and_cannot_be_installed_is_one_line(
-    tmp_path: Path, there: tuple[str, ...], said: str
+    tmp_path: Path, there: tuple[str, ...], message: str
 ) -> None:
     done = subprocess.run(
         [ROOT / ".ci" / "monitoring"],
@@ -34,7 +34,7 @@ def test_what_is_missing_and_cannot_be_installed_is_one_line(
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "", said)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "", message)
 
 
 def test_the_last_lines_say_which_tests_were_skipped_for_want_of_it(tmp_path: Path) -> None:
@@ -48,5 +48,7 @@ def test_the_last_lines_say_which_tests_were_skipped_for_want_of_it(tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    said = "1 tests with a real Prometheus or Alertmanager were skipped: apt-get install prometheus"
-    assert done.stdout.splitlines().count(said) == 1, done.stdout
+    output = (
+        "1 tests with a real Prometheus or Alertmanager were skipped: apt-get install prometheus"
+    )
+    assert done.stdout.splitlines().count(output) == 1, done.stdout

@@ -92,8 +92,8 @@ def test_programs_that_hold_no_counters_are_named_to_every_part(tmp_path: Path) 
     assert kit.PROFILERS == PROFILERS
     program = (
         "import json, sys\n"
-        "told = {'status': 'measured', 'lines': sys.argv}\n"
-        "open(sys.argv[2], 'w').write(json.dumps(told))\n"
+        "result = {'status': 'measured', 'lines': sys.argv}\n"
+        "open(sys.argv[2], 'w').write(json.dumps(result))\n"
     )
     words = ran(kit, tmp_path, program, 20, despite=("nv-hostengine", "dcgm-exporter"))["lines"]
     assert words[-4:] == ["--pm-despite", "nv-hostengine", "--pm-despite", "dcgm-exporter"]
@@ -102,16 +102,16 @@ def test_programs_that_hold_no_counters_are_named_to_every_part(tmp_path: Path) 
 @pytest.mark.parametrize("ending", ["", "time.sleep(60)"])
 def test_nothing_that_a_part_has_started_outlives_it(tmp_path: Path, ending: str) -> None:
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
-    told = tmp_path / "pid"
+    pid_path = tmp_path / "pid"
     program = (
         "import pathlib, subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {stubborn!r}])\n"
-        f"pathlib.Path({str(told)!r}).write_text(str(child.pid))\n{ending}\n"
+        f"pathlib.Path({str(pid_path)!r}).write_text(str(child.pid))\n{ending}\n"
     )
     kit = runner()
     kit._ENDING = ((signal.SIGTERM, 0.5), (signal.SIGKILL, 2.0))
     ran(kit, tmp_path, program, 3)
-    state = Path(f"/proc/{told.read_text()}/stat")
+    state = Path(f"/proc/{pid_path.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
@@ -119,15 +119,15 @@ def test_the_table_is_there_after_every_part_and_nothing_else_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kit, out = runner(), tmp_path / "out"
-    first = "import json, sys; told = {'status': 'measured', 'lines': ['one line']}\n"
+    first = "import json, sys; result = {'status': 'measured', 'lines': ['one line']}\n"
     second = (
         "import json, pathlib, sys\n"
         "left = pathlib.Path(sys.argv[2])\n"
-        "told = {'status': 'measured', 'lines': sorted(p.name for p in left.parent.iterdir())}\n"
+        "result = {'status': 'measured', 'lines': sorted(p.name for p in left.parent.iterdir())}\n"
     )
     for name, program in (("x", first), ("y", second)):
         path = tmp_path / f"{name}.py"
-        path.write_text(f"{program}open(sys.argv[2], 'w').write(json.dumps(told))\n")
+        path.write_text(f"{program}open(sys.argv[2], 'w').write(json.dumps(result))\n")
         kit.PARTS[name] = kit.Part(path.name, 1, 20)
     monkeypatch.setattr(kit, "HERE", tmp_path)
     (tmp_path / "warm.py").write_text("print('warm')\n")

@@ -23,7 +23,7 @@ from inferscope.fold.retention import Retention
 from inferscope.metrics_page import fetching as fetch
 from inferscope.metrics_page import reading
 from inferscope.probe.opening import DEFAULT_RING_MB
-from inferscope.probe.part_labels import MOST_STRETCHES
+from inferscope.probe.part_labels import MOST_RECORDED_PARTS
 from inferscope.sampler import dcgm
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ ROWS = {
             bodies.MOST_BODIES_BYTES
         ),
         "messages of a chat": f"{protocol.MOST_MESSAGES:,}",
-        "recorded parts of a prompt": f"{MOST_STRETCHES}",
+        "recorded parts of a prompt": f"{MOST_RECORDED_PARTS}",
         "characters of a text, also for `/tokenize`": f"{exchange._MOST_TOKEN_CHARS} per token",
         "IDs for `/detokenize`": f"{protocol.MOST_DETOKENIZED:,}",
         "texts of a request (prompts × `n`)": f"{protocol.MOST_CHOICES}",

@@ -32,11 +32,13 @@ def test_each_package_that_is_asked_for_is_listed_with_its_extra() -> None:
 @pytest.mark.parametrize("name", LISTED)
 def test_its_licence_is_what_it_says_of_itself(name: str) -> None:
     try:
-        told = metadata.metadata(name)
+        metadata_of = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
-    words = [told.get(key) or "" for key in ("License-Expression", "License")]
-    words += [each for each in told.get_all("Classifier") or () if each.startswith("License")]
+    words = [metadata_of.get(key) or "" for key in ("License-Expression", "License")]
+    words += [
+        each for each in metadata_of.get_all("Classifier") or () if each.startswith("License")
+    ]
     family = re.split(r"[-,;]", LISTED[name][1])[0]
     assert family in " ".join(words), words
 

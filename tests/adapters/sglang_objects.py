@@ -44,10 +44,10 @@ class Tensor(list[int]):
 
 class Reason:
     def __init__(self, kind: str, **rest: Any) -> None:
-        self.said = {"type": kind, **rest}
+        self.fields = {"type": kind, **rest}
 
     def to_json(self) -> dict[str, Any]:
-        return self.said
+        return self.fields
 
 
 class Req:

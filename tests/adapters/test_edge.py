@@ -41,10 +41,10 @@ class Watched:
         connection = http.client.HTTPConnection(self.address, timeout=30)
         connection.request("POST", path, body=b"{}", headers=headers)
         answer = connection.getresponse()
-        told = answer.status, answer.read()
+        response = answer.status, answer.read()
         connection.close()
         self.wait_until_done(due)
-        return told
+        return response
 
     def wait_until_done(self, num: int) -> None:
         until = time.monotonic() + 90
@@ -68,12 +68,12 @@ class Watched:
         return [EVENTS[event.kind] for event in self.events() if event.index == index]
 
     def tokens(self) -> list[tuple[int, int]]:
-        told: list[tuple[int, int]] = []
+        counts: list[tuple[int, int]] = []
         for record in self.records():
             if isinstance(record, Emitted):
                 indices = np.frombuffer(record.requests, "<u4").tolist()
-                told += zip(indices, np.frombuffer(record.tokens, "<u4").tolist(), strict=True)
-        return told
+                counts += zip(indices, np.frombuffer(record.tokens, "<u4").tolist(), strict=True)
+        return counts
 
 
 @pytest.fixture
@@ -104,9 +104,9 @@ def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watche
 def test_a_stream_is_received_emitted_and_delivered(watched: Watched) -> None:
     before_ns = time.monotonic_ns()
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    told = watched.post("/stream?n=1", **{"X-Request-Id": "mine", "traceparent": trace})
+    response = watched.post("/stream?n=1", **{"X-Request-Id": "mine", "traceparent": trace})
     after_ns = time.monotonic_ns()
-    assert told == (200, b"data: xx\n\n" * 3)
+    assert response == (200, b"data: xx\n\n" * 3)
     assert watched.kinds() == ["received", "tokenised", "first_byte", "last_byte"]
     received, tokenised, first, last = watched.events()
     assert (received.request_id, received.external_id) == ("engine-1", "mine")
@@ -162,8 +162,8 @@ def test_what_was_asked_is_of_the_request_that_is_joined(watched: Watched) -> No
 def test_a_client_may_declare_the_parts_of_its_prompt(watched: Watched) -> None:
     watched.post("/stream?n=1", **{"X-InferScope-Parts": "system=2, Retrieved=2,user=1"})
     watched.post("/twins?n=2", **{"x-inferscope-parts": "user=5"})
-    told = [event.prompt_parts for event in watched.events() if event.request_id]
-    assert told == [(("system", 2), ("other", 2), ("user", 1)), (("user", 5),), (("user", 5),)]
+    parts = [event.prompt_parts for event in watched.events() if event.request_id]
+    assert parts == [(("system", 2), ("other", 2), ("user", 1)), (("user", 5),), (("user", 5),)]
 
 
 def test_parts_that_cannot_be_read_are_said_once_and_the_request_goes_on(
@@ -171,13 +171,13 @@ def test_parts_that_cannot_be_read_are_said_once_and_the_request_goes_on(
 ) -> None:
     canary = "a-word-of-the-prompt"
     for _ in range(3):
-        told = watched.post("/twins?n=1", **{"X-InferScope-Parts": f"{canary}=many"})
-        assert told[0] == 200
+        response = watched.post("/twins?n=1", **{"X-InferScope-Parts": f"{canary}=many"})
+        assert response[0] == 200
     assert [event.prompt_parts for event in watched.events() if event.request_id] == [()] * 6
     watched.probe._life.write_messages()
-    said = [record.getMessage() for record in caplog.records if "Parts" in record.getMessage()]
-    assert len(said) == 1
-    assert canary not in said[0]
+    lines = [record.getMessage() for record in caplog.records if "Parts" in record.getMessage()]
+    assert len(lines) == 1
+    assert canary not in lines[0]
     assert watched.front.edge is not None
     assert watched.front.edge.labels.num_unreadable == 3
     assert watched.probe.path is not None
@@ -277,20 +277,20 @@ def test_what_waits_for_a_client_that_does_not_read_is_noted_when_it_has(watched
     watched.wait_until_done(1)
     first, last = watched.events()[-2:]
     assert first.at_ns < woken_ns < last.at_ns
-    told = [record for record in watched.records() if isinstance(record, Emitted)]
+    emitted = [record for record in watched.records() if isinstance(record, Emitted)]
     # The last message waited for the room: from before the client read on, until it had read.
-    blocked_ns = np.frombuffer(told[-1].blocked_ns, COLUMNS["blocked_ns"]).tolist()
-    assert [record.blocked_ns for record in told[:-1]] == [b""]
+    blocked_ns = np.frombuffer(emitted[-1].blocked_ns, COLUMNS["blocked_ns"]).tolist()
+    assert [record.blocked_ns for record in emitted[:-1]] == [b""]
     assert len(blocked_ns) == 1
     assert last.at_ns - blocked_ns[0] < woken_ns
-    assert told[-1].left_ns == last.at_ns
+    assert emitted[-1].left_ns == last.at_ns
 
 
 def test_a_client_that_reads_is_not_reported_as_blocked(watched: Watched) -> None:
     watched.front.linger_s = 0.005  # a busy server is not a slow client
     watched.post("/stream?n=1")
-    told = [record for record in watched.records() if isinstance(record, Emitted)]
-    assert [record.blocked_ns for record in told] == [b""] * 3
+    emitted = [record for record in watched.records() if isinstance(record, Emitted)]
+    assert [record.blocked_ns for record in emitted] == [b""] * 3
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,16 @@ async def within(steps: Awaitable[Any]) -> Any:
 
 def trace(steps: Coroutine[Any, Any, Any], acts: list[tuple[str, Any]]) -> list[Any]:
     """Return what comes of each act, to the end."""
-    told: list[Any] = []
+    outcomes: list[Any] = []
     try:
         for name, value in acts:
-            told.append(getattr(steps, name)(*value))
+            outcomes.append(getattr(steps, name)(*value))
     except StopIteration as end:
-        return [*told, ("returned", end.value)]
+        return [*outcomes, ("returned", end.value)]
     except BaseException as error:
-        return [*told, (type(error), str(error).replace("_Sending", "Plain"))]
+        return [*outcomes, (type(error), str(error).replace("_Sending", "Plain"))]
     steps.close()
-    return told
+    return outcomes
 
 
 ACTS = st.one_of(

@@ -69,14 +69,14 @@ IMPORT = "import usercustomize\n"
 
 
 def test_an_engine_is_observed_once_it_has_been_executed(program: Path) -> None:
-    told = run_program(program, IMPORT + "import toy_engine\nimport toy_engine\nprint('over')")
-    assert told.stdout.split("\n")[:3] == ["engine runs", "observed toy_engine ready", "over"]
-    assert not told.stderr
+    done = run_program(program, IMPORT + "import toy_engine\nimport toy_engine\nprint('over')")
+    assert done.stdout.split("\n")[:3] == ["engine runs", "observed toy_engine ready", "over"]
+    assert not done.stderr
 
 
 def test_an_engine_that_is_imported_already_is_observed_at_once(program: Path) -> None:
-    told = run_program(program, "import toy_engine\n" + IMPORT)
-    assert told.stdout.split("\n")[:2] == ["engine runs", "observed toy_engine ready"]
+    done = run_program(program, "import toy_engine\n" + IMPORT)
+    assert done.stdout.split("\n")[:2] == ["engine runs", "observed toy_engine ready"]
 
 
 def test_an_engine_is_observed_after_it_was_looked_up_and_after_a_failed_import(
@@ -85,7 +85,7 @@ def test_an_engine_is_observed_after_it_was_looked_up_and_after_a_failed_import(
     (program / "toy_engine" / "__init__.py").write_text(
         "import os\nif os.environ.pop('TOY_FAILS', ''): raise ImportError('not yet')\n" + ENGINE
     )
-    told = run_program(
+    done = run_program(
         program,
         IMPORT + "from importlib.util import find_spec\n"
         "print(find_spec('toy_engine').name)\n"
@@ -96,8 +96,8 @@ def test_an_engine_is_observed_after_it_was_looked_up_and_after_a_failed_import(
         "import importlib\nimportlib.reload(toy_engine)\n",
         TOY_FAILS="1",
     )
-    assert not told.stderr
-    assert told.stdout.split("\n") == [
+    assert not done.stderr
+    assert done.stdout.split("\n") == [
         *("toy_engine", "not yet", "engine runs", "observed toy_engine ready", "False"),
         *("engine runs", ""),
     ]
@@ -119,10 +119,10 @@ for _ in range(2000):
     find_spec("one"), find_spec("two")
 import one, two
 """
-    told = run_program(program, text)
-    assert not told.stderr
+    done = run_program(program, text)
+    assert not done.stderr
     lines = ["engine runs", "observed one ready", "engine runs", "observed two ready", ""]
-    assert told.stdout.split("\n") == lines
+    assert done.stdout.split("\n") == lines
 
 
 def test_a_loader_that_takes_no_attributes_is_reported_and_its_module_imported(
@@ -150,28 +150,28 @@ find_spec("archived")
 import archived
 print(archived.READY)
 """
-    told = run_program(program, text)
-    assert told.stdout == "ready\n"
-    assert told.stderr.count("archived is not observed: ") == 1
+    done = run_program(program, text)
+    assert done.stdout == "ready\n"
+    assert done.stderr.count("archived is not observed: ") == 1
 
 
 def test_a_program_without_the_engine_imports_nothing_of_it(program: Path) -> None:
-    told = run_program(program, IMPORT + "import sys\nprint('toy_engine' in sys.modules)")
-    assert told.stdout == "False\n"
+    done = run_program(program, IMPORT + "import sys\nprint('toy_engine' in sys.modules)")
+    assert done.stdout == "False\n"
 
 
 def test_a_missing_engine_is_missing_as_ever(program: Path) -> None:
     (program / "toy_engine" / "__init__.py").unlink()
     (program / "toy_engine").rmdir()
-    told = run_program(program, IMPORT + "import toy_engine")
-    assert "ModuleNotFoundError: No module named 'toy_engine'" in told.stderr
+    done = run_program(program, IMPORT + "import toy_engine")
+    assert "ModuleNotFoundError: No module named 'toy_engine'" in done.stderr
 
 
 def test_a_faulty_observer_is_said_and_the_program_runs(program: Path) -> None:
-    told = run_program(program, IMPORT + "import toy_engine\nprint('over')", observer="faulty")
-    assert told.returncode == 0
-    assert told.stdout == "engine runs\nover\n"
-    assert told.stderr.count("toy_engine is not observed: RuntimeError: our mistake") == 1
+    done = run_program(program, IMPORT + "import toy_engine\nprint('over')", observer="faulty")
+    assert done.returncode == 0
+    assert done.stdout == "engine runs\nover\n"
+    assert done.stderr.count("toy_engine is not observed: RuntimeError: our mistake") == 1
 
 
 def test_an_exception_of_the_hosts_signal_handler_reaches_the_import(program: Path) -> None:
@@ -185,38 +185,38 @@ try:
 except TimeoutError as error:
     print(error)
 """
-    told = run_program(program, text, observer="interrupted")
-    assert (told.stdout, told.stderr) == ("engine runs\nlate\n", "")
+    done = run_program(program, text, observer="interrupted")
+    assert (done.stdout, done.stderr) == ("engine runs\nlate\n", "")
 
 
 @pytest.mark.parametrize("environment", [{"INFERSCOPE_INJECT": "0"}, {"INFERSCOPE": "0"}])
 def test_injection_can_be_forbidden(program: Path, environment: dict[str, str]) -> None:
-    told = run_program(program, IMPORT + "import toy_engine", **environment)
-    assert told.stdout == "engine runs\n"
+    done = run_program(program, IMPORT + "import toy_engine", **environment)
+    assert done.stdout == "engine runs\n"
 
 
 def test_the_shim_runs_the_sitecustomize_that_it_hides(program: Path) -> None:
     (program / "sitecustomize.py").write_text("import sys\nsys.was_customised = __file__\n")
-    told = run_program(
+    done = run_program(
         program,
         "import sys, sitecustomize\n"
         "print(sys.was_customised == sitecustomize.__file__)\n"
         "print(any(entry.endswith('shim') for entry in sys.path))\n"
         "print('inferscope.adapters.inject' in sys.modules)",
     )
-    assert told.stdout == "True\nFalse\nTrue\n"
-    assert not told.stderr
+    assert done.stdout == "True\nFalse\nTrue\n"
+    assert not done.stderr
 
 
 def test_an_error_in_that_one_is_reported_as_ever_and_we_still_wait(program: Path) -> None:
     (program / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
-    told = run_program(program, "import sys\nprint('inferscope.adapters.inject' in sys.modules)\n")
-    assert "theirs" in told.stderr
-    assert told.stdout == "True\n"
+    done = run_program(program, "import sys\nprint('inferscope.adapters.inject' in sys.modules)\n")
+    assert "theirs" in done.stderr
+    assert done.stdout == "True\n"
 
 
 def test_an_environment_without_inferscope_runs_as_if_nothing_were_here(tmp_path: Path) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [
             sys.executable,
             "-S",
@@ -230,5 +230,5 @@ def test_an_environment_without_inferscope_runs_as_if_nothing_were_here(tmp_path
         cwd=tmp_path,
         env={"PYTHONPATH": str(SHIM), "INFERSCOPE": "1"},
     )
-    assert told.stdout == "False\n"
-    assert not told.stderr
+    assert done.stdout == "False\n"
+    assert not done.stderr

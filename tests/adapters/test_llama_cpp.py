@@ -104,14 +104,14 @@ def test_completions_are_unchanged_and_every_token_is_recorded(tmp_path: Path) -
     llama = Llama()
     with inferscope.observe(llama):
         assert go(llama) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    rows = list(told.requests.values())
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    rows = list(exported.requests.values())
     assert [row["prompt_tokens"] for row in rows] == [20, 22, 35, 1]
     assert [row["cached_tokens"] for row in rows] == [0, 20, 0, 0]
     assert [row["output_tokens"] for row in rows] == [9, 9, 6, 2]
     assert [row["finish"] for row in rows] == ["length", "length", "stop", "stop"]
-    assert all(told.surplus(name) == 0 for name in told.requests)
+    assert all(exported.surplus(name) == 0 for name in exported.requests)
 
 
 def test_a_second_llama_is_an_engine_of_its_own(
@@ -124,9 +124,9 @@ def test_a_second_llama_is_an_engine_of_its_own(
         for llama in (first, second, first):
             llama.create_completion([1, 2, 3], max_tokens=4)
     assert len(Exported(tmp_path / "here").requests) == 2
-    told = Exported(tmp_path / "here-2")
-    told.check_sums()
-    assert len(told.requests) == 1
+    exported = Exported(tmp_path / "here-2")
+    exported.check_sums()
+    assert len(exported.requests) == 1
 
 
 def test_drafts_are_verified_in_the_step_of_the_token_before(tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ def test_drafts_are_verified_in_the_step_of_the_token_before(tmp_path: Path) -> 
     llama = Llama(drafts)
     with inferscope.observe(llama) as seen:
         assert llama.create_completion([1, 2, 3], max_tokens=13) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    ((name, counts),) = told.tokens.items()
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    ((name, counts),) = exported.tokens.items()
     judged = [each for each in of(StepSlices, seen.path) if each.proposed]
     accepted = sum(sum(each.accepted[::2]) for each in judged)
     assert counts["verify"] == 3 * len(judged) > 0
     assert accepted == 2 * len(judged)
-    assert told.surplus(name) == -accepted
+    assert exported.surplus(name) == -accepted
 
 
 def test_a_run_left_early_is_over_and_another_llama_is_not_seen(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_run_left_early_is_over_and_another_llama_is_not_seen(tmp_path: Path) 
         assert [next(run), next(run)] == [4, 5]
         other.create_completion([5, 6])
         run.close()
-    told = Exported(tmp_path)
-    (row,) = told.requests.values()
+    exported = Exported(tmp_path)
+    (row,) = exported.requests.values()
     assert (row["output_tokens"], row["finish"]) == (2, "stop")
 
 
@@ -181,12 +181,12 @@ def test_what_another_llama_evaluates_within_a_run_is_not_the_runs(
         inferscope.observe(llama),
     ):
         assert llama.create_completion([1, 2, 3], max_tokens=4) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    (name,) = (name for name, row in told.requests.items() if row["prompt_tokens"] == 3)
-    assert told.requests[name]["output_tokens"] == 4
-    assert told.tokens[name] == {"prefill": 3, "decode": 3}
-    others = [row for row in told.requests.values() if row["prompt_tokens"] != 3]
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    (name,) = (name for name, row in exported.requests.items() if row["prompt_tokens"] == 3)
+    assert exported.requests[name]["output_tokens"] == 4
+    assert exported.tokens[name] == {"prefill": 3, "decode": 3}
+    others = [row for row in exported.requests.values() if row["prompt_tokens"] != 3]
     assert len(others) == (7 if is_run and is_observed else 0)
 
 
@@ -250,9 +250,9 @@ def test_what_is_thrown_into_a_run_reaches_the_engine(tmp_path: Path) -> None:
         next(run)
         with pytest.raises(KeyboardInterrupt):
             run.throw(KeyboardInterrupt())
-    told = Exported(tmp_path)
-    told.check_sums()
-    ends = [(row["output_tokens"], row["finish"]) for row in told.requests.values()]
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    ends = [(row["output_tokens"], row["finish"]) for row in exported.requests.values()]
     assert ends == [(2, "stop"), (1, "client_cancel")]
 
 
@@ -290,5 +290,5 @@ def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
     with inferscope.observe(llama):
         assert llama.create_completion([1, 2, 3]) == expected
         assert llama.create_completion([1, 2, 3]) == expected
-    said = [record for record in caplog.records if record.name == "inferscope"]
-    assert len(said) == 1
+    lines = [record for record in caplog.records if record.name == "inferscope"]
+    assert len(lines) == 1

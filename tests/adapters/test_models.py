@@ -84,10 +84,10 @@ def test_a_second_model_is_recorded_as_what_it_is(
     names = names_in(one_seen.path), names_in(other_seen.path)
     assert len(names[0]) == len(names[1]) == len(expected[0])
     for engine in ("here", "here-2"):  # requests of continuous batching have the same names in both
-        told = Exported(tmp_path / engine)
-        told.check_sums()
-        assert {step["engine"] for step in told.steps} == {engine}
-        assert all(told.surplus(name) == 0 for name in told.requests)
+        exported = Exported(tmp_path / engine)
+        exported.check_sums()
+        assert {step["engine"] for step in exported.steps} == {engine}
+        assert all(exported.surplus(name) == 0 for name in exported.requests)
 
 
 def test_watching_all_records_each_model_as_its_own_engine(
@@ -321,11 +321,11 @@ def test_an_assistant_on_another_device_is_not_timed_by_its_model_s_timer(
     with inferscope.observe(model):
         assert one(model, assistant_model=assistant) == expected
     assert None in loops
-    (said,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
-    assert "another device" in said
-    told = Exported(tmp_path)
-    told.check_sums()
-    assert all(counts["draft"] == 0 for counts in told.tokens.values())
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
+    assert "another device" in line
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert all(counts["draft"] == 0 for counts in exported.tokens.values())
 
 
 def test_models_that_take_turns_write_into_their_own_rings(pair: tuple[Any, Any]) -> None:

@@ -381,8 +381,8 @@ def test_a_unit_is_in_place_whole_or_not_at_all(
     assert dict(vars(Resource)) == before
     assert Resource().open() == "open"
     assert not seen
-    said = [line.partition("unsupported: ")[2] for line in caplog.messages]
-    assert said == [
+    lines = [line.partition("unsupported: ")[2] for line in caplog.messages]
+    assert lines == [
         f"locked: {__name__}.Resource cannot be wrapped: cannot set 'close' (toy)",
         "absent: its class is missing (toy)",
         f"partial: {__name__}.Engine.stop is missing (toy)",

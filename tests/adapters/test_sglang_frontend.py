@@ -183,9 +183,9 @@ def test_what_was_asked_is_by_the_words_of_the_api_and_not_by_the_schedulers(
         obj=SimpleNamespace(sampling_params={"max_new_tokens": None}, stream=None)
     )
     asyncio.run(call(application(manager), "a", "b", "c"))
-    told = [event.attributes for event in of(RequestEvent, close(probe)) if event.request_id]
+    attributes = [event.attributes for event in of(RequestEvent, close(probe)) if event.request_id]
     path = {"endpoint": "/generate"}
-    assert told == [
+    assert attributes == [
         path | {"stream": "true", "max_tokens": "9", "temperature": "0.0", "seed": "5", "n": "2"},
         path,
         path,
@@ -236,6 +236,6 @@ def test_a_fault_in_any_hook_ends_the_probe_and_the_answer_is_the_same(
     plain = asyncio.run(call(application(TokenizerManager(5), is_batch=is_batch), "a"))
     with caplog.at_level(logging.WARNING, logger="inferscope"):
         assert asyncio.run(call(application(kind(5), is_batch=is_batch), "a")) == plain
-    (said,) = caplog.messages
-    assert "injected" in said
+    (line,) = caplog.messages
+    assert "injected" in line
     assert of(ProbeHealth, close(probe))[-1].state == FAILED

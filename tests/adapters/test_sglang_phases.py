@@ -52,16 +52,16 @@ parts = st.builds(
 
 @given(st.sampled_from([*EXTENDING, "DECODE", "TARGET_VERIFY"]), st.lists(parts, max_size=6))
 def test_rows_cover_each_part_once_and_in_order(mode: str, given_parts: list[Part]) -> None:
-    told = rows(rows_of(mode, given_parts))
+    covered = rows(rows_of(mode, given_parts))
     for part in given_parts:
         position = part.context
         while position < part.context + part.tokens:
-            row = told.pop(0)
+            row = covered.pop(0)
             assert (row.index, row.context) == (part.index, position)
             assert row.tokens > 0
             position += row.tokens
         assert position == part.context + part.tokens
-    assert not told
+    assert not covered
 
 
 @given(st.sampled_from(EXTENDING), parts)
@@ -75,11 +75,11 @@ def test_what_was_seen_before_is_recomputed_and_nothing_else(mode: str, part: Pa
 
 @given(st.sampled_from(EXTENDING), parts)
 def test_the_last_chunk_is_the_one_that_restores_prompt_and_losses(mode: str, part: Part) -> None:
-    told = rows(rows_of(mode, [part]))
+    found = rows(rows_of(mode, [part]))
     end = max(part.num_prompt, part.seen)
     is_over = not part.is_decoding and part.context < end <= part.context + part.tokens
-    assert sum(bool(row.flags & LAST_CHUNK) for row in told) == is_over
-    assert sum(row.sampled for row in told) == (part.sampled if told else 0)
+    assert sum(bool(row.flags & LAST_CHUNK) for row in found) == is_over
+    assert sum(row.sampled for row in found) == (part.sampled if found else 0)
 
 
 @given(parts)
@@ -101,8 +101,8 @@ def test_a_stale_list_of_decoding_requests_changes_nothing_in_a_batch_that_decod
 
 def test_a_verified_batch_tells_what_was_proposed_and_accepted() -> None:
     part = Part(3, 100, 4, 20, sampled=4, accepted=2)
-    for told in (rows_of("TARGET_VERIFY", [part]), rows_of("DECODE", [part], is_verified=True)):
-        assert rows(told) == [Row(3, VERIFY, 4, 100, 0, 4, 3, 2)]
+    for batch in (rows_of("TARGET_VERIFY", [part]), rows_of("DECODE", [part], is_verified=True)):
+        assert rows(batch) == [Row(3, VERIFY, 4, 100, 0, 4, 3, 2)]
 
 
 @pytest.mark.parametrize("mode", ["IDLE", "PREBUILT"])

@@ -237,9 +237,9 @@ def _facts(path: Path, *, is_core: bool = True) -> dict[str, list[Any]]:
     facts: dict[str, list[Any]] = defaultdict(list)
     for kind in (StepPlan, StepSlices, StepSpan, Emitted, RequestEvent):
         for record in facts_of(kind, path):
-            said = {k: v for k, v in structs.asdict(record).items() if not k.endswith("_ns")}
-            key = f"{said.pop('index')}" if isinstance(record, RequestEvent) else ""
-            facts[kind.__name__ + key].append(said)
+            fields = {k: v for k, v in structs.asdict(record).items() if not k.endswith("_ns")}
+            key = f"{fields.pop('index')}" if isinstance(record, RequestEvent) else ""
+            facts[kind.__name__ + key].append(fields)
     assert facts["StepPlan"] or not is_core
     return dict(facts)
 
@@ -292,8 +292,8 @@ def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) 
         kind, probe = watched(tmp_path, patches, name=f"is-core-{is_core}", is_core=is_core)
         run(kind(pool=80), requests_of([(20, 12), (5, 3), (30, 6)]))
         paths.append(path_of(probe))
-    told = [(slices.step, slices.digest) for slices in facts_of(StepSlices, paths[0])]
-    assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == told
+    planned = [(slices.step, slices.digest) for slices in facts_of(StepSlices, paths[0])]
+    assert [(span.step, span.digest) for span in of(StepSpan, paths[1])] == planned
     assert tokens_signed(paths[1]) == tokens_of_slices(paths[0])
     for silent in (StepSlices, StepPlan, RequestEvent, Emitted):
         assert not of(silent, paths[1])
@@ -340,9 +340,9 @@ def test_a_request_aborted_in_the_queue_or_while_running_is_cancelled(
     refusal = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
     for request in requests:
         scheduler._add_request_to_queue(request)
-    for request, said in ((requests[1], None), (requests[2], refusal)):
+    for request, reason in ((requests[1], None), (requests[2], refusal)):
         scheduler.waiting_queue.remove(request)
-        scheduler.send_abort_output(Abort(said), request)
+        scheduler.send_abort_output(Abort(reason), request)
     requests[0].to_finish = Reason("abort", message="Aborted", status_code=None)
     scheduler.run_event_loop()
     finishes = {e.index: e.reason for e in of(RequestEvent, path_of(probe)) if e.reason}
@@ -598,8 +598,8 @@ def test_before_the_result_of_a_step_is_awaited_its_members_are_in_the_ring(
         waited.append(batch.forward_iter)
         assert batch.forward_iter in {one.step for one in facts_of(StepSlices, path)}
         assert batch.forward_iter in {one.step for one in facts_of(StepPlan, path)}
-        told = sum(np.frombuffer(one.tokens, "<u4").sum() for one in facts_of(Emitted, path))
-        assert told == sum(len(request.output_ids) for request in requests)
+        num_tokens = sum(np.frombuffer(one.tokens, "<u4").sum() for one in facts_of(Emitted, path))
+        assert num_tokens == sum(len(request.output_ids) for request in requests)
         whole(scheduler, batch, result)
 
     monkeypatch.setattr(Scheduler, "process_batch_result", awaiting)
@@ -657,8 +657,8 @@ def test_a_fault_in_any_hook_ends_the_probe_and_nothing_else(
     with caplog.at_level(logging.WARNING, logger="inferscope"):
         assert serve(kind(pool=80)) == plain
     assert len(calls) == 3, "a hook was called after its fault, or never"
-    (said,) = caplog.messages
-    assert "injected" in said
+    (line,) = caplog.messages
+    assert "injected" in line
     assert not probe.on
     assert of(ProbeHealth, path_of(probe))[-1].state == FAILED
 

@@ -120,12 +120,12 @@ def test_transformers_own_configurations_say_which_layers_have_windows(name: str
 
 def test_quantisers_skip_the_head_unless_configured() -> None:
     awq = {"quant_method": "awq", "bits": 4}
-    plain, told = (
+    plain, configured = (
         shape_of(config(quantization_config=given)) for given in (awq, awq | {"lm_head": True})
     )
     assert plain is not None
-    assert told is not None
-    assert (plain.head_bits, told.head_bits) == (16, 0)
+    assert configured is not None
+    assert (plain.head_bits, configured.head_bits) == (16, 0)
 
 
 def test_a_dtype_is_read_from_torch_and_from_a_name() -> None:

@@ -140,12 +140,12 @@ def test_outputs_are_unchanged_and_every_token_is_recorded(
     expected = WAYS[way](model)
     with inferscope.observe(model):
         assert WAYS[way](model) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    assert len(told.requests) == len(expected)
-    for name, row in told.requests.items():
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert len(exported.requests) == len(expected)
+    for name, row in exported.requests.items():
         if way != "looked up":
-            assert told.surplus(name) == 0
+            assert exported.surplus(name) == 0
             assert row["tokens_per_event"] == [1] * row["output_tokens"]
         assert row["finish"] == ("length" if row["output_tokens"] == NEW_TOKENS else "stop")
 
@@ -191,11 +191,11 @@ def test_continuous_batching_tells_every_token_behind_launches_too(
     monkeypatch.setattr(batching_hooks, "is_asynchronous", lambda model: True)
     with inferscope.observe(model):
         outputs = batched(model, num_blocks=num_blocks)
-    told = Exported(tmp_path)
-    told.check_sums()
-    assert [row["output_tokens"] for row in told.requests.values()] == [len(o) for o in outputs]
-    for name in told.requests:
-        assert told.surplus(name) == 0
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert [row["output_tokens"] for row in exported.requests.values()] == [len(o) for o in outputs]
+    for name in exported.requests:
+        assert exported.surplus(name) == 0
 
 
 @pytest.mark.parametrize(
@@ -218,23 +218,23 @@ def test_what_was_asked_of_the_sampling_is_what_is_in_force(
 ) -> None:
     with inferscope.observe(model) as seen:
         model.generate(input_ids=tokens(5), max_new_tokens=2, **given)
-    told = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
-    assert told == [{"max_tokens": "2", **expected}] * (2 if "n" in expected else 1)
+    attributes = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
+    assert attributes == [{"max_tokens": "2", **expected}] * (2 if "n" in expected else 1)
 
 
 def test_the_token_limit_of_continuous_batching_is_recorded(model: Any) -> None:
     with inferscope.observe(model) as seen:
         batched(model)
-    told = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
-    assert told == [{"max_tokens": str(NEW_TOKENS)}] * len(PROMPTS)
+    attributes = [event.attributes for event in of(RequestEvent, seen.path) if event.request_id]
+    assert attributes == [{"max_tokens": str(NEW_TOKENS)}] * len(PROMPTS)
 
 
 def test_a_sequence_that_ends_early_is_charged_no_further(model: Any, tmp_path: Path) -> None:
     with inferscope.observe(model) as seen:
         out = WAYS["ends"](model)
-    told = Exported(tmp_path)
-    (name,) = {request.split("/")[0] for request in told.requests}
-    rows = [told.requests[each] for each in told.names(name)]
+    exported = Exported(tmp_path)
+    (name,) = {request.split("/")[0] for request in exported.requests}
+    rows = [exported.requests[each] for each in exported.names(name)]
     generated = [row["output_tokens"] for row in rows]
     ends = [next(i for i, t in enumerate(row[20:]) if 100 <= t < 160 or i == 7) for row in out]
     assert generated == [end + 1 for end in ends]
@@ -250,8 +250,8 @@ def test_a_sequence_that_ends_early_is_charged_no_further(model: Any, tmp_path: 
 def test_what_is_computed_again_without_a_cache_is_not_new(model: Any, tmp_path: Path) -> None:
     with inferscope.observe(model):
         WAYS["no cache"](model)
-    told = Exported(tmp_path)
-    (counts,) = told.tokens.values()
+    exported = Exported(tmp_path)
+    (counts,) = exported.tokens.values()
     assert counts == {
         "prefill": 30,
         "decode": NEW_TOKENS - 1,
@@ -266,10 +266,10 @@ def test_a_cache_carried_on_is_not_computed_again(model: Any, tmp_path: Path) ->
     ids = torch.cat([first.sequences, tokens(6, seed=2)], dim=1)
     with inferscope.observe(model):
         greedy(model, input_ids=ids, past_key_values=first.past_key_values)
-    told = Exported(tmp_path)
-    (row,) = told.requests.values()
+    exported = Exported(tmp_path)
+    (row,) = exported.requests.values()
     assert (row["prompt_tokens"], row["cached_tokens"]) == (41, 34)
-    assert told.surplus(row["request"]) == 0
+    assert exported.surplus(row["request"]) == 0
 
 
 @pytest.mark.parametrize("is_good", [True, False], ids=["agreeing", "disagreeing"])
@@ -280,9 +280,9 @@ def test_draft_and_verify_tokens_are_distinguished(
     expected = one(model)
     with inferscope.observe(model) as seen:
         assert one(model, assistant_model=drafter) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    ((name, counts),) = told.tokens.items()
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    ((name, counts),) = exported.tokens.items()
     assert counts["draft"] >= 30
     slices = of(StepSlices, seen.path)
     drafts = [each for each in slices if DRAFT in each.phases]
@@ -292,19 +292,21 @@ def test_draft_and_verify_tokens_are_distinguished(
     accepted = sum(sum(each.accepted[::2]) for each in judged)
     assert proposed == counts["verify"] > 0
     assert (accepted == proposed) if is_good else (accepted < proposed)
-    assert told.surplus(name) == -accepted
-    events = told.requests[name]["tokens_per_event"]
+    assert exported.surplus(name) == -accepted
+    events = exported.requests[name]["tokens_per_event"]
     assert sum(events) - len(events) == accepted
 
 
 def test_steps_of_continuous_batching_mix_phases_exactly(model: Any, tmp_path: Path) -> None:
     with inferscope.observe(model):
         batched(model)
-    told = Exported(tmp_path)
+    exported = Exported(tmp_path)
     both = {"prefill", "decode"}
-    mixed = [step for step in told.steps if {share["phase"] for share in step["shares"]} == both]
+    mixed = [
+        step for step in exported.steps if {share["phase"] for share in step["shares"]} == both
+    ]
     assert mixed
-    assert all(sum(share["tokens"] for share in step["shares"]) <= 32 for step in told.steps)
+    assert all(sum(share["tokens"] for share in step["shares"]) <= 32 for step in exported.steps)
 
 
 def test_a_pause_of_continuous_batching_is_what_requests_wait_for(
@@ -326,9 +328,9 @@ def test_a_pause_of_continuous_batching_is_what_requests_wait_for(
             while time.monotonic_ns() - begun_ns < 50_000_000:
                 time.sleep(0.01)
         assert len(manager.get_result("waits", timeout=60).generated_tokens) == 3
-    told = Exported(tmp_path)
-    told.check_sums()
-    (row,) = told.requests.values()
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    (row,) = exported.requests.values()
     assert row["ledger_ns"]["paused"] >= 50_000_000
 
 
@@ -338,12 +340,12 @@ def test_requests_that_lose_their_blocks_are_recorded_as_preempted(
     expected = batched(model, new_tokens=70)
     with inferscope.observe(model):
         assert batched(model, num_blocks=16, new_tokens=70) == expected
-    told = Exported(tmp_path)
-    told.check_sums()
-    recomputed = [counts["recomputed"] for counts in told.tokens.values()]
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    recomputed = [counts["recomputed"] for counts in exported.tokens.values()]
     assert max(recomputed) > 0, "nothing was preempted: nothing is tested"
-    assert all(told.surplus(name) == 0 for name in told.requests)
-    held = [row for row in told.requests.values() if row["ledger_ns"].get("preempted")]
+    assert all(exported.surplus(name) == 0 for name in exported.requests)
+    held = [row for row in exported.requests.values() if row["ledger_ns"].get("preempted")]
     assert held
 
 
@@ -397,8 +399,8 @@ def test_steps_without_an_outcome_switch_the_hooks_off(
     monkeypatch.setattr(batching.Batcher, "update_begins", lambda _: None)
     with inferscope.observe(model) as seen:
         assert batched(model) == expected
-    (said,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
-    assert "9 planned steps without an outcome" in said
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "inferscope"]
+    assert "9 planned steps without an outcome" in line
     assert of(ProbeHealth, seen.path)[-1].state == FAILED
 
 
@@ -490,10 +492,10 @@ def test_threads_that_generate_at_once_have_a_ring_each(model: Any, tmp_path: Pa
         for thread in threads:
             thread.join()
     assert got == [expected] * 3
-    told = Exported(tmp_path)
-    told.check_sums()
-    assert len(told.requests) == 3
-    assert all(told.surplus(name) == 0 for name in told.requests)
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert len(exported.requests) == 3
+    assert all(exported.surplus(name) == 0 for name in exported.requests)
 
 
 def test_a_name_is_of_the_ids_it_was_given_with_and_ends_with_them(model: Any) -> None:
@@ -530,10 +532,10 @@ def test_an_exception_passes_and_ends_its_requests(model: Any, tmp_path: Path) -
         with pytest.raises(Stop):
             one(model, logits_processor=[bomb])
         one(model)
-    told = Exported(tmp_path)
-    told.check_sums()
-    assert [row["finish"] for row in told.requests.values()] == ["error", "length"]
-    assert next(iter(told.requests.values()))["output_tokens"] == 4
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert [row["finish"] for row in exported.requests.values()] == ["error", "length"]
+    assert next(iter(exported.requests.values()))["output_tokens"] == 4
 
 
 @pytest.mark.parametrize("place", ["the entry", "the loop"])
@@ -744,9 +746,9 @@ def test_beams_are_unsupported_and_said_so_once(
     expected = one(model, num_beams=2)
     with inferscope.observe(model):
         assert one(model, num_beams=2) == one(model, num_beams=2) == expected
-    said = [record for record in caplog.records if record.name == "inferscope"]
-    assert len(said) == 1
-    assert "unsupported: beam search" in said[0].getMessage()
+    lines = [record for record in caplog.records if record.name == "inferscope"]
+    assert len(lines) == 1
+    assert "unsupported: beam search" in lines[0].getMessage()
 
 
 def test_what_does_not_generate_is_refused() -> None:
@@ -829,10 +831,10 @@ def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
     monkeypatch.setattr(owner, name, fails)
     with inferscope.observe(model), caplog.at_level(logging.WARNING):
         assert go() == expected
-    said = [record.getMessage() for record in caplog.records if record.name == "inferscope"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "inferscope"]
     if num_calls >= nth:
-        assert len(said) == 1, said
-        assert "a hook's own fault" in said[0]
+        assert len(lines) == 1, lines
+        assert "a hook's own fault" in lines[0]
     assert num_calls
 
 

@@ -121,17 +121,17 @@ def rows(step: FinalStep) -> list[tuple[str, int, int, int]]:
 
 
 def fold(rings: Path) -> tuple[RecordingSink, RingSource]:
-    told = RecordingSink()
-    source = RingSource(lambda: rings.glob("*.ring"), name="toy", sinks=(told,))
+    sink = RecordingSink()
+    source = RingSource(lambda: rings.glob("*.ring"), name="toy", sinks=(sink,))
     catch_up(source, patience_s=30)
     source.close()
-    return told, source
+    return sink, source
 
 
 def hold_to_the_laws(
     rings: Path, scheduler: Any, requests: list[Request], *, are_all_followed: bool = True
 ) -> RecordingSink:
-    told, source = fold(rings)
+    finals, source = fold(rings)
     totals = source.collector.totals()
     assert (totals.num_lost, totals.num_late, totals.num_unjoined) == (0, 0, 0)
     signed: dict[int, tuple[int | None, int]] = {}
@@ -151,14 +151,14 @@ def hold_to_the_laws(
     computed: collections.Counter[str] = collections.Counter()
     again: collections.Counter[str] = collections.Counter()
     in_vain: collections.Counter[str] = collections.Counter()
-    for step in told.steps:
+    for step in finals.steps:
         for name, phase, tokens, flags in rows(step):
             computed[name] += tokens
             again[name] += tokens * bool(flags & RECOMPUTED)
             in_vain[name] += tokens * (phase == VERIFY)
-    assert set(told.requests) == {request.request_id for request in requests}
+    assert set(finals.requests) == {request.request_id for request in requests}
     for request in requests:
-        final = told.requests[request.request_id]
+        final = finals.requests[request.request_id]
         assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
         assert final.output_tokens == request.num_outputs
         if final.finish == "length":
@@ -169,7 +169,7 @@ def hold_to_the_laws(
             else:
                 assert spent == due
     assert bool(sum(again.values())) <= bool(scheduler.num_preempted)
-    return told
+    return finals
 
 
 options = st.builds(
@@ -234,18 +234,18 @@ def test_steps_after_a_warm_up_that_failed_are_recorded(
 def test_preemption_and_drafts_are_really_there(rings: Path, patches: Patches) -> None:
     crowd = Options(num_blocks=12, num_drafts=2, is_async=True, lives=[(12, 12)] * 6)
     scheduler, requests = serve(crowd)
-    told = hold_to_the_laws(rings, scheduler, requests)
-    seen = [row for step in told.steps for row in rows(step)]
+    finals = hold_to_the_laws(rings, scheduler, requests)
+    seen = [row for step in finals.steps for row in rows(step)]
     assert {phase for _, phase, _, _ in seen} == {PREFILL, DECODE, VERIFY}
     assert any(flags & RECOMPUTED for _, _, _, flags in seen)
-    assert scheduler.num_preempted == sum(r.num_preemptions for r in told.requests.values())
+    assert scheduler.num_preempted == sum(r.num_preemptions for r in finals.requests.values())
 
 
 def test_a_request_is_of_the_adapter_that_it_asks_for(rings: Path, patches: Patches) -> None:
     lora = SimpleNamespace(lora_name="sql", lora_int_id=1, lora_path="/somewhere")
     serve(Options(lives=[(5, 3)] * 3, loras=[lora, None]))
-    told, _ = fold(rings)
-    assert {name: each.adapter for name, each in told.requests.items()} == {
+    finals, _ = fold(rings)
+    assert {name: each.adapter for name, each in finals.requests.items()} == {
         "r0": "sql",
         "r1": "",
         "r2": "",
@@ -275,8 +275,8 @@ def test_blocks_from_another_engine_are_recorded_on_arrival(rings: Path, patches
     after_ns = time.monotonic_ns()
     scheduler.finish_requests(None, toy_vllm.Status.FINISHED_ABORTED)
     scheduler.shutdown()
-    told, _ = fold(rings)
-    transfers = {name: each.transfers for name, each in told.requests.items()}
+    finals, _ = fold(rings)
+    transfers = {name: each.transfers for name, each in finals.requests.items()}
     assert transfers["here"] == transfers["lost"] == ()
     (near,), (far,) = transfers["near"], transfers["far"]
     assert (near.peer, far.peer) == ("10.0.0.7:5600", "theirs")
@@ -284,7 +284,7 @@ def test_blocks_from_another_engine_are_recorded_on_arrival(rings: Path, patches
     assert near.start_ns < far.start_ns < before_ns < near.end_ns < far.end_ns < after_ns
     for name in ("near", "far"):
         waited_ns = transfers[name][0].end_ns - transfers[name][0].start_ns
-        assert told.requests[name].ledger_ns["kv_transfer"] == waited_ns
+        assert finals.requests[name].ledger_ns["kv_transfer"] == waited_ns
 
 
 class OtherConnector(toy_vllm.Connector):
@@ -309,9 +309,9 @@ def test_blocks_of_each_engine_in_a_process_are_recorded(rings: Path, patches: P
 
 def test_a_pause_is_what_requests_wait_for(rings: Path, patches: Patches) -> None:
     serve(Options(lives=[(5, 3)] * 3, pause_at=2))
-    told, _ = fold(rings)
-    assert {each.finish for each in told.requests.values()} == {"length"}
-    assert all(each.ledger_ns["paused"] > 0 for each in told.requests.values())
+    finals, _ = fold(rings)
+    assert {each.finish for each in finals.requests.values()} == {"length"}
+    assert all(each.ledger_ns["paused"] > 0 for each in finals.requests.values())
 
 
 def test_a_scheduler_that_does_not_tell_of_its_cache_is_observed_without_transfers(
@@ -320,8 +320,8 @@ def test_a_scheduler_that_does_not_tell_of_its_cache_is_observed_without_transfe
     monkeypatch.setattr(vllm_core, "groups_of", lambda scheduler: [])
     serve(Options(lives=[(5, 3)], connector=toy_vllm.Connector()))
     assert caplog.text.count("unsupported: KV transfers") == 1
-    told, _ = fold(rings)
-    assert told.requests["r0"].finish == "length"
+    finals, _ = fold(rings)
+    assert finals.requests["r0"].finish == "length"
 
 
 SAMPLING = {
@@ -345,7 +345,7 @@ def asked(parent: object = None, **other: object) -> dict[str, str]:
 
 
 def test_what_was_asked_of_the_sampling_is_what_is_in_force() -> None:
-    told = {
+    expected_attributes = {
         "stream": "true",
         "max_tokens": "12",
         "temperature": "0.7",
@@ -354,9 +354,12 @@ def test_what_was_asked_of_the_sampling_is_what_is_in_force() -> None:
         "frequency_penalty": "0.25",
         "seed": "11",
     }
-    assert asked() == told
+    assert asked() == expected_attributes
     several = SimpleNamespace(sampling_params=SimpleNamespace(n=3, seed=11))
-    assert asked(several, seed=13) == {**told, "n": "3"}  # vLLM adds an answer's number to it
+    assert asked(several, seed=13) == {
+        **expected_attributes,
+        "n": "3",
+    }  # vLLM adds an answer's number to it
 
 
 def test_disabled_parameters_and_the_models_own_limits_are_omitted() -> None:
@@ -457,7 +460,7 @@ def test_a_fault_in_the_front_ends_hooks_changes_nothing(
             engine.shutdown()
     finally:
         patches.restore()
-    assert engine.output_processor.told == ["a-1", "a-1"]
+    assert engine.output_processor.calls == ["a-1", "a-1"]
     assert caplog.text.count("our own mistake") == 1
 
 
@@ -590,10 +593,10 @@ def test_engines_one_after_the_other_in_a_process_are_observed_and_not_kept(
         assert len(patches.probes) == (0 if is_shut_down else 2), "the worker's and the core's"
     for probe in patches.probes:
         probe.close()
-    told = hold_to_the_laws(
+    finals = hold_to_the_laws(
         rings, SimpleNamespace(num_drafts=0, num_preempted=num_preempted), requests
     )
-    assert all(each.prefill_ns > 0 for each in told.requests.values())
+    assert all(each.prefill_ns > 0 for each in finals.requests.values())
 
 
 UNIT = ("add_request", "schedule", "update_from_output", "finish_requests")
@@ -672,10 +675,10 @@ def test_a_scheduler_that_overrides_a_hooked_method_is_observed_like_its_base(
         scheduler, requests = serve(CROWD)
     finally:
         patches.restore()
-    told = hold_to_the_laws(rings, scheduler, requests)
-    assert all(each.ledger_ns["paused"] > 0 for each in told.requests.values())
-    assert {each.finish for each in told.requests.values()} == {"length", "client_cancel"}
-    assert sum(each.num_preemptions for each in told.requests.values()) == scheduler.num_preempted
+    finals = hold_to_the_laws(rings, scheduler, requests)
+    assert all(each.ledger_ns["paused"] > 0 for each in finals.requests.values())
+    assert {each.finish for each in finals.requests.values()} == {"length", "client_cancel"}
+    assert sum(each.num_preemptions for each in finals.requests.values()) == scheduler.num_preempted
 
 
 def test_steps_that_were_planned_where_no_hook_is_leave_a_ring_that_reports_it(
@@ -732,9 +735,9 @@ def test_requests_ended_from_outside_leave_nothing_behind(
     scheduler.finish_requests(None, toy_vllm.Status.FINISHED_ABORTED)
     assert not core._requests
     scheduler.shutdown()
-    told, _ = fold(rings)
+    finals, _ = fold(rings)
     ended = "server_abort" if how == "all" else "client_cancel"
-    assert {name: each.finish for name, each in told.requests.items()} == {
+    assert {name: each.finish for name, each in finals.requests.items()} == {
         "a": ended,
         "b": "server_abort",
     }
@@ -768,8 +771,8 @@ def test_aborts_keep_their_reason_if_a_steps_outputs_are_handled_in_vain(
     scheduler.finish_requests(["b"], toy_vllm.Status.FINISHED_ABORTED)
     assert not core_of(scheduler)._requests
     scheduler.shutdown()
-    told, _ = fold(rings)
-    assert {each.finish for each in told.requests.values()} == {"client_cancel"}
+    finals, _ = fold(rings)
+    assert {each.finish for each in finals.requests.values()} == {"client_cancel"}
 
 
 def test_the_turns_of_a_session_are_prefills_and_its_last_input_stops_it(
@@ -789,14 +792,14 @@ def test_the_turns_of_a_session_are_prefills_and_its_last_input_stops_it(
     scheduler.add_request(Request("s", 0, 0, resumable=True))
     scheduler.shutdown()
     wrapper.worker.shutdown()
-    told, _ = fold(rings)
-    assert [rows(step) for step in told.steps] == [
+    finals, _ = fold(rings)
+    assert [rows(step) for step in finals.steps] == [
         [("s", PREFILL, 4, LAST_CHUNK)],
         [("s", DECODE, 1, 0)],
         [("s", PREFILL, 8, LAST_CHUNK)],
         [("s", DECODE, 1, 0)],
     ]
-    final = told.requests["s"]
+    final = finals.requests["s"]
     assert (final.finish, final.num_preemptions, final.output_tokens) == ("stop", 0, 4)
     assert sum(final.ledger_ns.values()) == final.delivered_ns - final.arrived_ns
 
@@ -851,9 +854,9 @@ def test_drafts_in_flight_when_a_sessions_turn_ends_are_in_no_context_of_the_nex
     path = probe.path
     assert path is not None
     probe.close()
-    (*_, told) = of(StepSlices, path)
-    tokens, contexts = memoryview(told.tokens).cast("I"), memoryview(told.contexts).cast("I")
-    assert (list(told.phases), list(told.flags)) == ([PREFILL], [LAST_CHUNK])
+    (*_, slices) = of(StepSlices, path)
+    tokens, contexts = memoryview(slices.tokens).cast("I"), memoryview(slices.contexts).cast("I")
+    assert (list(slices.phases), list(slices.flags)) == ([PREFILL], [LAST_CHUNK])
     assert (list(tokens), list(contexts)) == ([5], [6])
 
 
@@ -927,9 +930,9 @@ def test_requests_for_which_a_table_has_no_room_are_unknown_and_the_others_are_r
     monkeypatch.setattr(vllm_steps, "LiveTable", functools.partial(LiveTable, most=most))
     crowd = Options(num_blocks=20, num_drafts=num_drafts, lives=[(12, 9)] * 5)
     scheduler, requests = serve(crowd)
-    told, _ = fold(rings)
-    assert len(told.requests) in range(most, 5), "in the place of those that ended, new ones"
-    followed = [request for request in requests if request.request_id in told.requests]
+    finals, _ = fold(rings)
+    assert len(finals.requests) in range(most, 5), "in the place of those that ended, new ones"
+    followed = [request for request in requests if request.request_id in finals.requests]
     assert followed[:most] == requests[:most]
     hold_to_the_laws(rings, scheduler, followed, are_all_followed=False)
     (health, *_) = reversed(of(ProbeHealth, next(rings.glob("core-*.ring"))))
@@ -940,7 +943,7 @@ class MarkedEvents:
     """Events of a device that notes each record among what the model runner does."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.made: list[object] = []
 
     def new(self) -> object:
@@ -948,7 +951,7 @@ class MarkedEvents:
         return self.made[-1]
 
     def record(self, event: object) -> None:
-        self.told.append(f"event {self.made.index(event)}")
+        self.calls.append(f"event {self.made.index(event)}")
 
     def record_aside(self, event: object) -> None:
         """An anchor is not the step's."""
@@ -1028,7 +1031,7 @@ def test_a_device_span_is_from_the_forward_to_before_the_host_waits(
         wrapper.init_device()
         worker, runner = wrapper.worker, wrapper.worker.model_runner
         worker.initialize_from_config(None)
-        runner.told = events.told
+        runner.calls = events.calls
         scheduler = Scheduler(setting)
         scheduler.add_request(Request("r", 5, 3))
         output = scheduler.schedule()
@@ -1039,10 +1042,10 @@ def test_a_device_span_is_from_the_forward_to_before_the_host_waits(
         patches.restore()
         for probe in patches.probes:
             probe.close()
-    last = max(int(line.split()[1]) for line in events.told if line.startswith("event"))
+    last = max(int(line.split()[1]) for line in events.calls if line.startswith("event"))
     start, end = f"event {last - 1}", f"event {last}"
     tail = ["sync", end] if drafts_late else [end, "sync"]
-    assert events.told == [
+    assert events.calls == [
         *("forward", start, "prepare", start, "forward", "sample"),
         *tail,
     ]
@@ -1104,7 +1107,7 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         "register(); register()\n"
         "print(*sorted(name for name in sys.modules if name.startswith('inferscope')))\n"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
@@ -1112,7 +1115,7 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
         check=True,
         env={"INFERSCOPE": is_on, "PYTHONPATH": ":".join(sys.path), "INFERSCOPE_DIR": "/nowhere"},
     )
-    names = told.stdout.split()
+    names = done.stdout.split()
     quiet = [
         "inferscope",
         "inferscope.adapters",
@@ -1124,10 +1127,10 @@ def test_the_plug_in_imports_nothing_unless_it_is_switched_on(is_on: str) -> Non
     ]
     if is_on == "0":
         assert names == quiet
-        assert told.stderr == ""
+        assert done.stderr == ""
     else:
         assert "inferscope.adapters.vllm.core" in names
-        assert told.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
+        assert done.stderr.count("unsupported: vllm.v1.core.sched.scheduler is missing") == 1
 
 
 def registered_after(broken: str) -> str:

@@ -172,9 +172,9 @@ def test_a_launch_that_hangs_is_in_the_ring_with_its_members_soon(
     monkeypatch.setattr(toy_vllm.ModelRunner, "_model_forward", hangs)
     toy_vllm.serve(TEAM)
     assert hung == [(5, 5, 4)]
-    told, source = fold(rings)
+    finals, source = fold(rings)
     assert source.collector.totals().num_unjoined == 0
-    assert {request.output_tokens for request in told.requests.values()} == {12}
+    assert {request.output_tokens for request in finals.requests.values()} == {12}
 
 
 def test_an_engine_that_pauses_between_two_steps_tells_of_the_last_one(

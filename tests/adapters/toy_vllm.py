@@ -292,19 +292,19 @@ class ModelRunner:
     """Computes nothing; where a real one calls the model, and where it waits for the tokens."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def prepare(self) -> None:
-        self.told.append("prepare")
+        self.calls.append("prepare")
 
     def _model_forward(self, input_ids: Any = None) -> None:
-        self.told.append("forward")
+        self.calls.append("forward")
 
     def _sample(self) -> None:
-        self.told.append("sample")
+        self.calls.append("sample")
 
     def _bookkeeping_sync(self, scheduler_output: Any) -> None:
-        self.told.append("sync")
+        self.calls.append("sync")
 
 
 class Worker:
@@ -370,10 +370,10 @@ class WorkerWrapperBase:
 
 class OutputProcessor:
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def add_request(self, request: Any, prompt: Any, parent_req: Any = None) -> None:
-        self.told.append(request.request_id)
+        self.calls.append(request.request_id)
 
     def process_outputs(self, engine_core_outputs: list[Any]) -> Any:
         return SimpleNamespace(reqs_to_abort=[])
@@ -489,8 +489,8 @@ def serve(options: Options) -> tuple[Scheduler, list[Request]]:
         else:
             scheduler.update_from_output(output, None)
         if len(flying) > options.is_async or (flying and not output.num_scheduled_tokens):
-            done, told = flying.pop()
-            scheduler.update_from_output(done, copy.deepcopy(told))
+            done, result = flying.pop()
+            scheduler.update_from_output(done, copy.deepcopy(result))
             if options.bitmask == "late":
                 scheduler.get_grammar_bitmask(output)
         assert turn < 5000

@@ -44,7 +44,7 @@ def by_cause(row: Ints) -> dict[str, int]:
 
 
 def of_cause(culprits: tuple[BlameShare, ...], cause: str) -> dict[str | None, int]:
-    return {name: ns for told, name, ns in culprits if told == cause}
+    return {name: ns for each, name, ns in culprits if each == cause}
 
 
 def model_of(
@@ -285,13 +285,13 @@ def test_the_queue_is_blamed_as_if_every_step_had_been_divided_for_everybody(see
             if not left[slot]:
                 running.remove(slot)
                 bench.finish(slot, end)
-                told = of_cause(bench.of(slot), "queue")
-                others = told.pop(None, 0)
-                assert sum(told.values()) + others == bench.row(slot).get("queue", 0)
-                for name, ns in told.items():
+                shares_ns = of_cause(bench.of(slot), "queue")
+                others = shares_ns.pop(None, 0)
+                assert sum(shares_ns.values()) + others == bench.row(slot).get("queue", 0)
+                for name, ns in shares_ns.items():
                     assert ns == pytest.approx(expected(slot)[name], abs=1.01)
-                least = min(told.values(), default=0)
-                unnamed = [ns for name, ns in expected(slot).items() if name not in told]
+                least = min(shares_ns.values(), default=0)
+                unnamed = [ns for name, ns in expected(slot).items() if name not in shares_ns]
                 assert max(unnamed, default=0) <= least + 1
                 assert others == pytest.approx(sum(unnamed), abs=NUM_NAMED + 1)
                 bench.ledger.free(slot)
@@ -307,8 +307,8 @@ def test_decodes_blame_the_prompts_beside_them_by_what_each_adds() -> None:
         bench.begin(slot, 0, RUNNING)
     bench.step([1, 2], 0, 1_200_000)
     bench.step([1, 2, 3, 4], 2_000_000, 13_200_000, tokens=[1, 1, 20, 80], prefills=[2, 3])
-    told = of_cause(bench.of(1), "decode_interference")
-    assert told == pytest.approx({"r3": 2_000_000, "r4": 8_000_000}, rel=1e-5)
+    shares_ns = of_cause(bench.of(1), "decode_interference")
+    assert shares_ns == pytest.approx({"r3": 2_000_000, "r4": 8_000_000}, rel=1e-5)
     assert of_cause(bench.of(1), "decode_co_batched") == {"r2": 200_000}
     assert of_cause(bench.of(2), "decode_co_batched") == {"r1": 200_000}
     assert of_cause(bench.of(3), "prefill_co_batched") == {"r4": 8_000_000}
@@ -348,8 +348,8 @@ def test_a_long_chunk_beside_decodes_is_blamed_for_what_would_have_been_without_
     tokens, contexts = [1] * num_decodes + [10_000], [500] * num_decodes + [0]
     bench.step(slots, 0, 900 * MS, tokens=tokens, contexts=contexts, prefills=[num_decodes])
     bench.admit(250, 900 * MS)
-    told = of_cause(bench.of(250), "queue")
-    chunk = told[f"r{slots[-1]}"] / sum(told.values())
+    shares_ns = of_cause(bench.of(250), "queue")
+    chunk = shares_ns[f"r{slots[-1]}"] / sum(shares_ns.values())
     saved_ns = but_for_ns(model, tokens, contexts, num_decodes)
     whole_ns = but_for_ns(model, [num_decodes + 10_000], [0], 0)  # the decodes' attention is little
     assert saved_ns / whole_ns > 0.95
@@ -365,8 +365,8 @@ def test_a_decode_with_a_long_context_is_blamed_for_what_would_have_been_without
         bench.begin(slot, 0, RUNNING)
     tokens, contexts = [1] * 33, [50] * 32 + [100_000]
     bench.step(slots, 0, 49 * MS, tokens=tokens, contexts=contexts)
-    told = of_cause(bench.of(1), "decode_co_batched")
-    assert told["r33"] / sum(told.values()) > 0.95
+    shares_ns = of_cause(bench.of(1), "decode_co_batched")
+    assert shares_ns["r33"] / sum(shares_ns.values()) > 0.95
 
 
 def test_decodes_beside_a_chunk_answer_for_what_they_add_to_the_decodes_alone() -> None:
@@ -380,10 +380,12 @@ def test_decodes_beside_a_chunk_answer_for_what_they_add_to_the_decodes_alone() 
         bench.begin(slot, 0, RUNNING)
     counts, contexts = [1] * 32 + [1_000], [99] + [19_999] + [99] * 30 + [0]
     bench.step(slots, 0, 5 * MS, tokens=counts, contexts=contexts, prefills=[32])
-    told = of_cause(bench.of(1), "decode_co_batched")
+    shares_ns = of_cause(bench.of(1), "decode_co_batched")
     saved_ns = but_for_ns(model, [1] * 32, contexts[:32], 1)
     waited_ns = 10.0 * (20_000 + 30 * 100)
-    assert told["r2"] / sum(told.values()) == pytest.approx(saved_ns / waited_ns, abs=0.05)
+    assert shares_ns["r2"] / sum(shares_ns.values()) == pytest.approx(
+        saved_ns / waited_ns, abs=0.05
+    )
 
 
 def test_of_a_step_that_no_absence_would_have_shortened_all_are_blamed_alike() -> None:
@@ -394,8 +396,8 @@ def test_of_a_step_that_no_absence_would_have_shortened_all_are_blamed_alike() -
     bench.begin(3, 0)
     bench.step([1, 2], 0, 9 * MS, contexts=[99, 999])  # 1 and 10 us of 9 ms
     bench.admit(3, 9 * MS)
-    told = of_cause(bench.of(3), "queue")
-    assert told["r1"] == pytest.approx(told["r2"], rel=0.01)
+    shares_ns = of_cause(bench.of(3), "queue")
+    assert shares_ns["r1"] == pytest.approx(shares_ns["r2"], rel=0.01)
 
 
 @pytest.mark.parametrize("kind", [ABORTED, PREEMPTED])
@@ -406,10 +408,10 @@ def test_only_the_part_of_a_step_that_a_request_waited_for_is_blamed(kind: int) 
     bench.step([1, 2, 3], 0, 10 * MS, tokens=[1, 1, 20], prefills=[2])
     bench.step([1, 2, 4], 10 * MS, 110 * MS, tokens=[1, 1, 1_000], prefills=[2])
     bench.ledger.note(1, kind, 11 * MS)
-    told = of_cause(bench.of(1, 11 * MS), "decode_interference")
+    shares_ns = of_cause(bench.of(1, 11 * MS), "decode_interference")
     # Of 20 of 32 parts of the first 10 ms, and of 1000 of 1012 parts of 1 ms.
     of_first, of_second = 10 * 20 / 32, 1000 / 1012
-    assert told["r4"] / sum(told.values()) == pytest.approx(
+    assert shares_ns["r4"] / sum(shares_ns.values()) == pytest.approx(
         of_second / (of_first + of_second), abs=0.01
     )
 
@@ -440,9 +442,9 @@ def test_while_its_first_token_was_on_its_way_a_request_waits_for_no_one(
     bench.ledger.deliver_first(1, edge_ns)
     bench.ledger.note(1, EDGE, edge_ns)
     bench.step([1, 3], 52 * MS, 92 * MS, tokens=[1, 1_000], prefills=[1])
-    told = of_cause(bench.of(1), "decode_interference")
+    shares_ns = of_cause(bench.of(1), "decode_interference")
     of_r2 = of_first / (1 + of_first)
-    assert told.get("r2", 0) / sum(told.values()) == pytest.approx(of_r2, abs=1e-3)
+    assert shares_ns.get("r2", 0) / sum(shares_ns.values()) == pytest.approx(of_r2, abs=1e-3)
     assert of_cause(bench.of(1), "prefill_interference")["r2"] > 0
 
 
@@ -460,8 +462,8 @@ def test_of_steps_that_overlap_only_the_rest_of_the_later_one_is_blamed(
         bench.ledger.note(1, PREEMPTED, is_cut_ms * MS)
         bench.admit(1, 61 * MS)
     bench.step([1, 4, 3], 80 * MS, 140 * MS, tokens=[1, 1, 1_000], prefills=[2])
-    told = of_cause(bench.of(1), "decode_interference")
-    assert told.get("r2", 0) / sum(told.values()) == (
+    shares_ns = of_cause(bench.of(1), "decode_interference")
+    assert shares_ns.get("r2", 0) / sum(shares_ns.values()) == (
         pytest.approx(10 / 70, abs=1e-3) if is_cut_ms is None else 0
     )
     assert set(of_cause(bench.of(4), "decode_interference")) == {"r3"}
@@ -480,8 +482,8 @@ def test_what_several_forgotten_culprits_are_blamed_for_is_taken_back_of_each() 
     for row in rows:
         blame._holds.names[row] = None
     bench.finish(1, 50 * MS)
-    told = of_cause(bench.of(1), "decode_co_batched")
-    assert told["r4"] == pytest.approx(sum(told.values()) / 3, rel=1e-3)
+    shares_ns = of_cause(bench.of(1), "decode_co_batched")
+    assert shares_ns["r4"] == pytest.approx(sum(shares_ns.values()) / 3, rel=1e-3)
 
 
 def test_one_does_not_answer_for_what_came_before_or_after_one() -> None:
@@ -626,14 +628,14 @@ def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:
                 alive.remove(slot)
         for slot in draw.sample(sorted(alive), min(1, len(alive))):
             row_ns = bench.row(slot)
-            told = bench.of(slot, now)
+            rows = bench.of(slot, now)
             sums = Counter[str]()
-            for cause, name, ns in told:
+            for cause, name, ns in rows:
                 assert ns > 0
                 assert name != f"r{slot}"
                 sums[cause] += ns
             assert dict(sums) == {cause: ns for cause, ns in row_ns.items() if cause in BLAMED}
-            assert len(set(told)) == len({(cause, name) for cause, name, _ in told}) == len(told)
+            assert len(set(rows)) == len({(cause, name) for cause, name, _ in rows}) == len(rows)
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -660,11 +662,11 @@ def test_a_hundred_thousand_may_wait() -> None:
     assert blame._holds.num_rows == holds.FIRST_ROWS
     for slot in (3, num // 2, num):
         bench.admit(slot, 1_000_000)
-        told = of_cause(bench.of(slot), "queue")
+        shares_ns = of_cause(bench.of(slot), "queue")
         ns = bench.row(slot)["queue"]
-        assert sum(told.values()) == ns
-        assert told["r1"] == pytest.approx(told["r2"], abs=1)
-        assert told.get(None, 0) <= ns / 50  # old marks are thinned out
+        assert sum(shares_ns.values()) == ns
+        assert shares_ns["r1"] == pytest.approx(shares_ns["r2"], abs=1)
+        assert shares_ns.get(None, 0) <= ns / 50  # old marks are thinned out
 
 
 def test_the_largest_holder_is_kept_for_any_number_of_later_requests() -> None:
@@ -686,9 +688,9 @@ def test_the_largest_holder_is_kept_for_any_number_of_later_requests() -> None:
     blame = bench.ledger.replicas.by_rank[0].blame
     assert blame._holds.num_rows == holds.FIRST_ROWS
     bench.admit(63, now)
-    told = of_cause(bench.of(63), "queue")
-    assert told["r1"] == 5_000_000
-    assert sum(told.values()) == bench.row(63)["queue"] == now
+    shares_ns = of_cause(bench.of(63), "queue")
+    assert shares_ns["r1"] == 5_000_000
+    assert sum(shares_ns.values()) == bench.row(63)["queue"] == now
 
 
 def test_a_thousand_running_take_bounded_memory() -> None:

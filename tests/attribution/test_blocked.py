@@ -12,12 +12,12 @@ INTERVALS = st.lists(st.tuples(st.integers(-5, 60), TIME), max_size=12)
 
 @given(INTERVALS, TIME, TIME, TIME)
 def test_blocked_time_is_what_the_union_of_the_intervals_has_within(
-    told: list[tuple[int, int]], since_ns: int, cut_ns: int, until_ns: int
+    intervals: list[tuple[int, int]], since_ns: int, cut_ns: int, until_ns: int
 ) -> None:
-    told.sort(key=lambda interval: interval[1])
+    intervals.sort(key=lambda interval: interval[1])
     blocked, covered = BlockedTime(), set[int]()
     furthest_ns = -100
-    for length_ns, end_ns in told:
+    for length_ns, end_ns in intervals:
         blocked.add(3, length_ns, end_ns)
         covered |= set(range(max(end_ns - length_ns, furthest_ns), end_ns))
         furthest_ns = max(furthest_ns, *(covered or {furthest_ns}))

@@ -232,8 +232,8 @@ def test_unobserved_time_has_no_top_cause() -> None:
 def test_a_gap_proves_nothing_of_single_causes_but_rules_out_the_short_ones() -> None:
     life = Lived({}, {"decode_interference": 50 * MS, "output": MS}, num_gaps=10)
     breach = breach_of(life, "tbt", 10 * MS)
-    told = {one.cause: one.is_sufficient for one in breach.causes}
-    assert told == {"decode_interference": None, "output": False}
+    is_sufficient = {one.cause: one.is_sufficient for one in breach.causes}
+    assert is_sufficient == {"decode_interference": None, "output": False}
     assert (breach.top, breach.minimal_set) == ("decode_interference", ())
     assert breach.actual_ns == max(life.tbt_ns)
 

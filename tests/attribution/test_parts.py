@@ -12,7 +12,7 @@ from inferscope.records import Shape
 
 RATES: FlopRates = flop_rates(Shape(2, 64, 4, 2, 16, 128, 512, 16, 16, 16))
 NAMES = st.sampled_from(["system", "history", "retrieved", "tools", "user", "output", "mine"])
-TOLD = st.lists(st.tuples(NAMES, st.integers(1, 40)), min_size=1, max_size=12)
+DECLARED_PARTS = st.lists(st.tuples(NAMES, st.integers(1, 40)), min_size=1, max_size=12)
 
 
 @dataclass
@@ -31,13 +31,13 @@ class Chunk:
 class Life:
     """A labelled prompt, and all prefills of it."""
 
-    told: list[tuple[str, int]]
+    declared_parts: list[tuple[str, int]]
     prompt_tokens: int
     cached_tokens: int
     chunks: list[Chunk]
 
     def cost(self) -> PromptCost:
-        cost = PromptCost(self.told, self.prompt_tokens)
+        cost = PromptCost(self.declared_parts, self.prompt_tokens)
         for one in self.chunks:
             cost.add(
                 one.tokens,
@@ -66,9 +66,9 @@ class Life:
 @st.composite
 def life_cases(draw: st.DrawFn) -> Life:
     """Any chunking behind any cache, with what preemptions threw away computed again."""
-    told = draw(TOLD)
+    parts = draw(DECLARED_PARTS)
     off = draw(st.integers(-10, 10))
-    prompt_tokens = max(1, sum(tokens for _, tokens in told) + off)
+    prompt_tokens = max(1, sum(tokens for _, tokens in parts) + off)
     cached = draw(st.integers(0, prompt_tokens - 1))
     chunks, at, seen = [], cached, cached
     last = prompt_tokens + draw(st.integers(0, 8))
@@ -91,18 +91,20 @@ def life_cases(draw: st.DrawFn) -> Life:
             seen = max(seen, last) if at >= prompt_tokens else max(seen, at)
             at = draw(st.integers(0, cached))
         seen = max(seen, at)
-    return Life(told, prompt_tokens, cached, chunks)
+    return Life(parts, prompt_tokens, cached, chunks)
 
 
 def by_token(life: Life) -> dict[str, float]:
     """Divide every chunk token by token, each seeing all that stand before it."""
-    whose = [name for name, tokens in life.told for _ in range(tokens)][: life.prompt_tokens]
-    whose += ["other"] * (life.prompt_tokens - len(whose))
+    names = [name for name, tokens in life.declared_parts for _ in range(tokens)][
+        : life.prompt_tokens
+    ]
+    names += ["other"] * (life.prompt_tokens - len(names))
     spent: dict[str, float] = {}
     for one in life.chunks:
         seen = [one.context + j + 1 for j in range(one.tokens)]
         for position, visible in zip(range(one.context, 10**9), seen, strict=False):
-            name = whose[position] if position < len(whose) else OUTPUT
+            name = names[position] if position < len(names) else OUTPUT
             weight = (1 - one.pair_share) / one.tokens + one.pair_share * visible / sum(seen)
             spent[name] = spent.get(name, 0.0) + weight * one.share_ns
     return spent
@@ -146,15 +148,15 @@ def test_what_came_from_the_cache_costs_nothing(life: Life) -> None:
 
 @given(life_cases(), st.data())
 def test_a_part_cut_in_two_costs_what_it_cost_whole(life: Life, data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(life.told) - 1))
-    name, tokens = life.told[at]
+    at = data.draw(st.integers(0, len(life.declared_parts) - 1))
+    name, tokens = life.declared_parts[at]
     first = data.draw(st.integers(0, tokens))
     halves = [("first_half", first), ("second_half", tokens - first)]
-    told = [*life.told[:at], *halves, *life.told[at + 1 :]]
+    parts = [*life.declared_parts[:at], *halves, *life.declared_parts[at + 1 :]]
     whole = {part.name: part.compute_ns for part in life.parts()}
-    cut = {part.name: part.compute_ns for part in Life(told, *_rest(life)).parts()}
+    cut = {part.name: part.compute_ns for part in Life(parts, *_rest(life)).parts()}
     apart = sum(cut.pop(half, 0) for half in ("first_half", "second_half"))
-    assert abs(apart + cut.pop(name, 0) - whole.pop(name, 0)) <= len(told) + 1
+    assert abs(apart + cut.pop(name, 0) - whole.pop(name, 0)) <= len(parts) + 1
     assert all(abs(cut.get(other, 0) - ns) <= 1 for other, ns in whole.items())
 
 
@@ -177,8 +179,8 @@ def test_a_later_part_costs_more_for_it_sees_what_stands_before_it() -> None:
 
 
 def test_parts_of_one_name_are_one_part() -> None:
-    told = [("history", 10), ("tools", 5), ("history", 10)]
-    cost = PromptCost(told, 25)
+    declared = [("history", 10), ("tools", 5), ("history", 10)]
+    cost = PromptCost(declared, 25)
     cost.add(25, 0, share_ns=2500, own_ns=0, pair_share=0.0, is_recomputed=False)
     history, tools = cost.parts(2500, cached_tokens=12, ttft_own_ns=None, has_flops=False)
     assert (history.name, history.tokens, history.cached_tokens) == ("history", 20, 10)
@@ -194,7 +196,7 @@ def test_a_prompt_that_was_labelled_after_its_first_chunk_has_no_parts() -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "prompt_tokens", "laid"),
+    ("declared", "prompt_tokens", "laid"),
     [
         ([("system", 3), ("user", 2)], 5, [("system", 3), ("user", 5)]),
         ([("system", 3), ("user", 2)], 4, [("system", 3), ("user", 4)]),
@@ -207,6 +209,6 @@ def test_a_prompt_that_was_labelled_after_its_first_chunk_has_no_parts() -> None
     ],
 )
 def test_declared_parts_cover_the_prompt_and_no_more(
-    told: list[tuple[str, int]], prompt_tokens: int, laid: list[tuple[str, int]]
+    declared: list[tuple[str, int]], prompt_tokens: int, laid: list[tuple[str, int]]
 ) -> None:
-    assert part_spans(told, prompt_tokens) == laid
+    assert part_spans(declared, prompt_tokens) == laid

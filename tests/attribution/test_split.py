@@ -227,9 +227,11 @@ def test_a_longer_table_of_a_straight_line_changes_no_share(
     whole, cut = model_of(bent), model_of(bent[: length + 1])
     num_single = batch.num_single.item()
     for before in (0, num_before):
-        told, single = split_f(whole, batch.chunk_tokens.tolist(), num_single, num_before=before)
+        of_chunks, single = split_f(
+            whole, batch.chunk_tokens.tolist(), num_single, num_before=before
+        )
         chunks, of_single = split_f(cut, batch.chunk_tokens.tolist(), num_single, num_before=before)
-        assert [*chunks, of_single] == pytest.approx([*told, single], rel=1e-6, abs=1e-3)
+        assert [*chunks, of_single] == pytest.approx([*of_chunks, single], rel=1e-6, abs=1e-3)
 
 
 @settings(max_examples=60, deadline=None)

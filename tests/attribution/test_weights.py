@@ -26,10 +26,10 @@ def shapley(worth: Callable[[tuple[int, ...]], float], num: int) -> list[float]:
     added = [0.0] * num
     for size in range(num):
         weight = 1 / (num * math.comb(num - 1, size))
-        for who in range(num):
-            others = [at for at in range(num) if at != who]
+        for member in range(num):
+            others = [at for at in range(num) if at != member]
             for subset in itertools.combinations(others, size):
-                added[who] += weight * (worth((*subset, who)) - worth(subset))
+                added[member] += weight * (worth((*subset, member)) - worth(subset))
     return added
 
 

@@ -98,8 +98,8 @@ def test_a_scheduler_that_admits_nothing_owes_a_page_and_a_full_engine_does_not(
     trust.write_rules(tmp_path)
     found = trust.score(it, trust.pages(trust.firing(it, tmp_path)))
     assert (found.num_owed, found.num_missed, found.num_false, found.num_repeated) == (1, 0, 0, 0)
-    ((_, heard),) = found.pages
-    assert heard == ["InferScopeNotAdmitting"]
+    ((_, fired),) = found.pages
+    assert fired == ["InferScopeNotAdmitting"]
 
 
 def test_missed_false_and_repeated_are_counted(trust: ModuleType) -> None:
@@ -139,8 +139,8 @@ def test_the_rules_page_for_what_is_owed_and_not_for_what_is_not_allowed(
     burning = of(trust, (60, 1.0, 0.0), (30, 0.5, 0.5), (60, 1.0, 0.0))
     found = trust.score(burning, trust.pages(trust.firing(burning, tmp_path)))
     assert (found.num_owed, found.num_missed, found.num_false, found.num_repeated) == (1, 0, 0, 0)
-    ((at_s, heard),) = found.pages
-    assert heard == ["InferScopeBudgetBurnsFast/ttft"]
+    ((at_s, fired),) = found.pages
+    assert fired == ["InferScopeBudgetBurnsFast/ttft"]
     assert trust.allowed(burning)[0][0] < at_s < trust.expected_pages(burning)[0][0] + 300
     quiet = of(trust, (90, 1.0, 0.002))
     assert trust.firing(quiet, tmp_path) == {}

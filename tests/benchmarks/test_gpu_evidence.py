@@ -92,24 +92,24 @@ def samples(
 def test_amounts_are_those_of_the_stretch_and_none_where_windows_are_missing(kit: Kit) -> None:
     read = kit.watched.Windows(samples(100 * MS, [(0, 100 * MS, BYTES_S)]), "dram_read_bytes")
     assert read.amount(10.25 * MS, 20.25 * MS) == pytest.approx(BYTES_S * 0.010)
-    told = samples(100 * MS, [(0, 100 * MS, BYTES_S)], missing=(30,))
-    holed = kit.watched.Windows(told, "dram_read_bytes")
+    rows = samples(100 * MS, [(0, 100 * MS, BYTES_S)], missing=(30,))
+    holed = kit.watched.Windows(rows, "dram_read_bytes")
     assert holed.amount(10 * MS, 20 * MS) is None
     assert holed.amount(20 * MS, 30 * MS) == pytest.approx(BYTES_S * 0.010)
     # A hole of less than one per cent is filled with the stretch's own rate.
     assert holed.amount(0, 90 * MS) == pytest.approx(BYTES_S * 0.090)
-    traffic = kit.watched.Traffic(told)
+    traffic = kit.watched.Traffic(rows)
     assert traffic.amount(10 * MS, 20 * MS) is None
     assert traffic.amount(20 * MS, 30 * MS) == pytest.approx(1.1 * BYTES_S * 0.010)
 
 
 def test_means_weigh_by_time_and_are_none_without_windows(kit: Kit) -> None:
-    told = samples(100 * MS, [])
-    busy = kit.watched.Windows(told, "busy_share")
+    rows = samples(100 * MS, [])
+    busy = kit.watched.Windows(rows, "busy_share")
     assert busy.mean(0, 100 * MS) == pytest.approx(0.5)
     assert busy.mean(50 * MS, 200 * MS) is None  # a third of it is covered
     assert kit.watched.Windows([], "busy_share").mean(0, MS) is None
-    assert kit.watched.window_lengths_ns(told) == [WINDOW_NS] * 200
+    assert kit.watched.window_lengths_ns(rows) == [WINDOW_NS] * 200
 
 
 def test_edges_are_found_within_the_windows_that_a_load_fills_in_part(kit: Kit) -> None:
@@ -315,7 +315,7 @@ def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
 
 def in_turn(kit: Kit, turns: int) -> tuple[list[tuple[str, Any]], Any]:
     """Return decodes and prefills by turns, that move 1.2 and 0.9 of what the model says."""
-    at_ns, told, traffic = 0, [], list[tuple[float, float, float]]()
+    at_ns, phases, traffic = 0, [], list[tuple[float, float, float]]()
     for turn in range(turns):
         for name, length_ns, rate, factor in (
             ("decode", 255 * MS + turn % 3 * MS, 2.0e12, 1.2),
@@ -323,15 +323,15 @@ def in_turn(kit: Kit, turns: int) -> tuple[list[tuple[str, Any]], Any]:
         ):
             end_ns = at_ns + length_ns
             model = round(rate * length_ns / 1e9)
-            told.append((name, kit.load.Phase(at_ns, end_ns, 1, model, 0, 0, 0)))
+            phases.append((name, kit.load.Phase(at_ns, end_ns, 1, model, 0, 0, 0)))
             traffic.append((at_ns, end_ns, factor * rate / 1.1))
             at_ns = end_ns
-    return told, kit.watched.Traffic(samples(at_ns, traffic))
+    return phases, kit.watched.Traffic(samples(at_ns, traffic))
 
 
 def test_the_regression_of_collect_finds_what_short_windows_say(kit: Kit) -> None:
-    told, counted = in_turn(kit, 14)
-    found = kit.bytes.regress(told, counted)
+    phases, counted = in_turn(kit, 14)
+    found = kit.bytes.regress(phases, counted)
     assert found["num_windows"] >= 50
     for name, true in (("decode", 1.2), ("prefill", 0.9)):
         phase = found["phases"][name]
@@ -342,14 +342,14 @@ def test_the_regression_of_collect_finds_what_short_windows_say(kit: Kit) -> Non
 
 
 def test_the_least_turns_are_enough_for_the_windows_that_the_regression_wants(kit: Kit) -> None:
-    told, counted = in_turn(kit, kit.bytes._LEAST_TURNS)
-    assert kit.bytes.regress(told, counted)["num_windows"] >= 50
-    told, counted = in_turn(kit, 8)
+    phases, counted = in_turn(kit, kit.bytes._LEAST_TURNS)
+    assert kit.bytes.regress(phases, counted)["num_windows"] >= 50
+    phases, counted = in_turn(kit, 8)
     with pytest.raises(kit.part.Unmet, match="39 windows of 100 ms, 50 are needed"):
-        kit.bytes.regress(told, counted)
+        kit.bytes.regress(phases, counted)
     with pytest.raises(kit.part.Unmet, match="0 windows"):
-        kit.bytes.regress(told, kit.watched.Traffic([]))
-    assert kit.bytes.by_pm("decode", told, kit.watched.Traffic([])) is None
+        kit.bytes.regress(phases, kit.watched.Traffic([]))
+    assert kit.bytes.by_pm("decode", phases, kit.watched.Traffic([])) is None
 
 
 # --- Nsight Compute ---------------------------------------------------------------------------
@@ -462,12 +462,14 @@ def test_ncu_is_found_beside_cuda_the_newest_of_several(
 def test_ncu_that_takes_too_long_is_ended_with_all_that_it_began(
     kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "pid"
+    pid_path = tmp_path / "pid"
     profiled = "echo '==PROF== Profiling \"gemm\" - 0: 0%....100% - 1 pass'\n" * 2
-    pretend(monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{told}'\n{profiled}wait\n")
+    pretend(
+        monkeypatch, tmp_path, f"/bin/sh\nsleep 600 &\necho $! > '{pid_path}'\n{profiled}wait\n"
+    )
     with pytest.raises(kit.part.Unmet, match="than 3 s, it had reported 2 kernels"):
         kit.nsight.count_step("random:tiny", "decode", limit_s=3)
-    assert has_ended(int(told.read_text()))
+    assert has_ended(int(pid_path.read_text()))
 
 
 def has_ended(pid: int) -> bool:
@@ -686,7 +688,7 @@ def test_gpm_read_too_fast_is_recognized_by_its_new_samples(
     recording = Recording.of(H200)
     monkeypatch.setattr(pynvml, "nvmlLib", RecordedLibrary(recording))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    for at, turn in enumerate(recording.told["devices"][0]["turns"]):
+    for at, turn in enumerate(recording.document["devices"][0]["turns"]):
         turn["gpm"][str(pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL)] = 10.0 + at
     waited_ms = [0]
 

@@ -28,9 +28,9 @@ def one_line(*arguments: str, rings: Path, code: int, **environment: str) -> str
 
 
 def test_nothing_to_attach_to_says_how_to_start_something(tmp_path: Path) -> None:
-    said = one_line("attach", rings=tmp_path, code=1)
-    assert "no engine is running" in said
-    assert "inferscope demo" in said
+    line = one_line("attach", rings=tmp_path, code=1)
+    assert "no engine is running" in line
+    assert "inferscope demo" in line
 
 
 def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
@@ -39,49 +39,49 @@ def test_an_unknown_pid_is_named(tmp_path: Path) -> None:
 
 def test_errors_of_an_unobserved_and_a_missing_process_differ(tmp_path: Path) -> None:
     with child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        said = one_line("attach", str(process.pid), rings=tmp_path, code=1)
-    assert f"process {process.pid} is not observed" in said
-    assert said.endswith(f"inferscope run -- {sys.executable} -c 'input()'")
+        line = one_line("attach", str(process.pid), rings=tmp_path, code=1)
+    assert f"process {process.pid} is not observed" in line
+    assert line.endswith(f"inferscope run -- {sys.executable} -c 'input()'")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "none.isr"
-    said = one_line("attach", str(missing), "--once", rings=tmp_path, code=1)
-    assert str(missing) in said
+    line = one_line("attach", str(missing), "--once", rings=tmp_path, code=1)
+    assert str(missing) in line
 
 
 def test_a_file_that_is_no_recording_says_so(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.isr"
     stranger.write_bytes(b"PK\x03\x04 something else entirely")
-    said = one_line("replay", str(stranger), "--check", rings=tmp_path, code=1)
-    assert "is not an InferScope recording" in said
+    line = one_line("replay", str(stranger), "--check", rings=tmp_path, code=1)
+    assert "is not an InferScope recording" in line
 
 
 def test_a_file_that_is_no_ring_says_so(tmp_path: Path) -> None:
     stranger = tmp_path / "core-0-1.ring"
     stranger.write_bytes(b"\0" * 8192)
-    said = one_line("attach", str(stranger), "--once", rings=tmp_path / "none", code=1)
-    assert "not a ring" in said
+    line = one_line("attach", str(stranger), "--once", rings=tmp_path / "none", code=1)
+    assert "not a ring" in line
 
 
 def test_an_empty_folder_says_what_it_lacks(tmp_path: Path) -> None:
-    said = one_line("export", str(tmp_path), "-o", "-", rings=tmp_path, code=1)
-    assert "holds no readable rings" in said
+    line = one_line("export", str(tmp_path), "-o", "-", rings=tmp_path, code=1)
+    assert "holds no readable rings" in line
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     a_file = tmp_path / "file"
     a_file.touch()
-    said = one_line("demo", "--headless", "--out", str(a_file / "out"), rings=tmp_path, code=2)
-    assert "cannot make the folder" in said
+    line = one_line("demo", "--headless", "--out", str(a_file / "out"), rings=tmp_path, code=2)
+    assert "cannot make the folder" in line
 
 
 def test_a_ring_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     a_file = tmp_path / "file"
     a_file.touch()
     out = str(tmp_path / "out")
-    said = one_line("demo", "--headless", "--out", out, rings=a_file / "rings", code=1)
-    assert "INFERSCOPE_DIR" in said
+    line = one_line("demo", "--headless", "--out", out, rings=a_file / "rings", code=1)
+    assert "INFERSCOPE_DIR" in line
 
 
 @pytest.mark.parametrize("option", ["--duration", "--rate", "--load"])
@@ -95,8 +95,8 @@ def test_a_number_out_of_range_is_named(option: str, value: str) -> None:
 
 @pytest.mark.parametrize("num", [0, 1025])
 def test_a_block_out_of_range_is_refused(tmp_path: Path, num: int) -> None:
-    said = one_line("demo", "--block-tokens", str(num), rings=tmp_path, code=2)
-    assert f"block_tokens is {num}. Give " in said
+    line = one_line("demo", "--block-tokens", str(num), rings=tmp_path, code=2)
+    assert f"block_tokens is {num}. Give " in line
 
 
 def test_an_unknown_quantization_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -122,15 +122,15 @@ def test_the_demo_keeps_its_pool_whatever_the_block() -> None:
 
 
 def test_a_load_beyond_twice_the_capacity_is_refused(tmp_path: Path) -> None:
-    said = one_line("demo", "--headless", "--load", "9", rings=tmp_path, code=2)
-    assert "--load is 9.0" in said
+    line = one_line("demo", "--headless", "--load", "9", rings=tmp_path, code=2)
+    assert "--load is 9.0" in line
 
 
 def test_an_export_onto_itself_is_refused(tmp_path: Path, demo: Run) -> None:
     copy = tmp_path / "copy.isr"
     copy.write_bytes((demo.folder / "demo.isr").read_bytes())
-    said = one_line("export", str(copy), "-o", str(copy), rings=tmp_path, code=2)
-    assert "is the file to export" in said
+    line = one_line("export", str(copy), "-o", str(copy), rings=tmp_path, code=2)
+    assert "is the file to export" in line
     assert copy.read_bytes() == (demo.folder / "demo.isr").read_bytes()
 
 
@@ -158,16 +158,16 @@ def test_a_demo_of_no_checkpoint_names_it_and_keeps_an_older_recording(tmp_path:
     model.mkdir()
     older = out / "demo.isr"
     older.write_bytes(b"precious")
-    said = one_line(
+    line = one_line(
         *("demo", "--headless", "--model", str(model), "--out", str(out)), rings=tmp_path, code=2
     )
-    assert str(model) in said
+    assert str(model) in line
     assert older.read_bytes() == b"precious"
 
 
 def test_replay_needs_a_terminal(tmp_path: Path, demo: Run) -> None:
-    said = one_line("replay", str(demo.folder / "demo.isr"), rings=tmp_path, code=2)
-    assert "attach FILE --once" in said
+    line = one_line("replay", str(demo.folder / "demo.isr"), rings=tmp_path, code=2)
+    assert "attach FILE --once" in line
 
 
 @pytest.mark.parametrize(("module", "extra"), [("numpy", "reader"), ("torch", "engine")])
@@ -183,8 +183,8 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, module: str, extra
 
 def test_an_unknown_format_names_the_known_ones(tmp_path: Path, demo: Run) -> None:
     recording = str(demo.folder / "demo.isr")
-    said = one_line("export", recording, "--format", "csv", rings=tmp_path, code=2)
-    assert "jsonl, parquet, perfetto" in said
+    line = one_line("export", recording, "--format", "csv", rings=tmp_path, code=2)
+    assert "jsonl, parquet, perfetto" in line
 
 
 def test_a_damaged_recording_is_read_as_far_as_it_goes_and_says_so(

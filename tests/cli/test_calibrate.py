@@ -30,11 +30,13 @@ def test_an_engine_begins_with_what_calibrate_has_measured(
         if "Give more --seconds" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert stat.S_IMODE(Path(told["path"]).stat().st_mode) == 0o600
-    assert [rate["name"] for rate in told["memory"]] == ["copy", "read"]
-    assert "float32" in {rate["name"] for rate in told["compute"]}
-    assert all(rate["peak_bytes_s"] is None for rate in told["memory"]), "no CPU's peaks are known"
+    document = json.loads(done.stdout)
+    assert stat.S_IMODE(Path(document["path"]).stat().st_mode) == 0o600
+    assert [rate["name"] for rate in document["memory"]] == ["copy", "read"]
+    assert "float32" in {rate["name"] for rate in document["compute"]}
+    assert all(rate["peak_bytes_s"] is None for rate in document["memory"]), (
+        "no CPU's peaks are known"
+    )
     monkeypatch.setenv("INFERSCOPE_CACHE", str(cache))
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "rings"))
     (calibration,) = stored()

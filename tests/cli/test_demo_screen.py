@@ -54,9 +54,9 @@ def test_quitting_names_what_is_left_and_commands_that_read_it(tmp_path: Path) -
         assert process.wait(timeout=60) == 0
     reader.join()
     os.close(ours)
-    said = shown.decode().rpartition("The demo has ended.")[2].replace("\r", "")
-    assert re.search(rf"{rings / name} \(\d+ MB\)", said)
-    commands = re.findall(r"^  (\S+ (?:findings|shares|why|attach) .+?)   ", said, re.MULTILINE)
+    output = shown.decode().rpartition("The demo has ended.")[2].replace("\r", "")
+    assert re.search(rf"{rings / name} \(\d+ MB\)", output)
+    commands = re.findall(r"^  (\S+ (?:findings|shares|why|attach) .+?)   ", output, re.MULTILINE)
     assert len(commands) == 4
     for line in commands:
         done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True)

@@ -67,9 +67,9 @@ def test_a_calibrated_cpu_is_fine_for_the_threads_it_was_calibrated_with(
 def test_the_kernel_s_rule_on_tracing_is_said_in_words(
     tmp_path: Path, scope: int, is_fine: bool, words: str
 ) -> None:
-    told, absent = tmp_path / "scope", tmp_path / "absent"
-    told.write_text(f"{scope}\n")
-    (finding,) = tracing(told, absent)
+    present, absent = tmp_path / "scope", tmp_path / "absent"
+    present.write_text(f"{scope}\n")
+    (finding,) = tracing(present, absent)
     assert finding.is_fine is is_fine
     assert words in finding.found
     assert ("sysctl" in finding.fix) is not is_fine

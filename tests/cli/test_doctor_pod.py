@@ -25,8 +25,8 @@ def looked(folder: Path, mounts: str, *, has_engine: bool = True, **env: str) ->
 
 def lines(fix: str) -> dict[str, Any]:
     """Return the lines of a fix as YAML has them; the first says where they belong."""
-    told: dict[str, Any] = yaml.safe_load(fix.partition("\n")[2])
-    return told
+    manifest: dict[str, Any] = yaml.safe_load(fix.partition("\n")[2])
+    return manifest
 
 
 def test_a_bare_pod_gets_every_line_that_the_sidecars_manifest_has(tmp_path: Path) -> None:
@@ -36,18 +36,18 @@ def test_a_bare_pod_gets_every_line_that_the_sidecars_manifest_has(tmp_path: Pat
     (engine,) = way.pod.containers
     env = {each.name: each for each in engine.env}
     for name in ("pod: rings", "pod: engine", "pod: name"):
-        for told in lines(missing[name])["env"]:
-            ours = env[told["name"]]
-            assert told.get("value") == ours.value
+        for lines_added in lines(missing[name])["env"]:
+            ours = env[lines_added["name"]]
+            assert lines_added.get("value") == ours.value
             if ours.value_from is not None:
-                path = told["valueFrom"]["fieldRef"]["fieldPath"]
+                path = lines_added["valueFrom"]["fieldRef"]["fieldPath"]
                 assert path == ours.value_from.field_ref.field_path
-    told = lines(missing["pod: volume"])
-    assert told["volumeMounts"] == [{"name": "rings", "mountPath": "/run/inferscope"}]
+    lines_added = lines(missing["pod: volume"])
+    assert lines_added["volumeMounts"] == [{"name": "rings", "mountPath": "/run/inferscope"}]
     (rings,) = (volume for volume in way.pod.volumes if volume.name == "rings")
     assert rings.empty_dir is not None
     empty = {"medium": rings.empty_dir.medium, "sizeLimit": rings.empty_dir.size_limit}
-    assert told["volumes"] == [{"name": "rings", "emptyDir": empty}]
+    assert lines_added["volumes"] == [{"name": "rings", "emptyDir": empty}]
 
 
 def test_a_pod_that_has_them_hears_of_nothing(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_the_list_is_json_for_a_script(port: int, tmp_path: Path) -> None:
     done = inferscope("attach", "--json", rings=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    told = json.loads(done.stdout)
-    assert told["source"] == "engine list"
-    first = next(each for each in told["engines"] if each["engine_id"] == "first-a")
+    document = json.loads(done.stdout)
+    assert document["source"] == "engine list"
+    first = next(each for each in document["engines"] if each["engine_id"] == "first-a")
     assert first["age_ns"] >= 0
     del first["age_ns"]
     assert first == {

@@ -21,17 +21,17 @@ def engines(*asked: str, rings: Path) -> list[dict[str, Any]]:
 
 
 def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
-    said = inferscope("findings", str(SAMPLE), "--ascii", rings=tmp_path)
-    assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.isascii()
-    assert max(map(len, said.stdout.splitlines())) <= 100
-    assert "102 finished requests" in said.stdout
-    assert "First-order and modelled" in said.stdout
+    report = inferscope("findings", str(SAMPLE), "--ascii", rings=tmp_path)
+    assert (report.returncode, report.stderr) == (0, "")
+    assert report.stdout.isascii()
+    assert max(map(len, report.stdout.splitlines())) <= 100
+    assert "102 finished requests" in report.stdout
+    assert "First-order and modelled" in report.stdout
     (engine,) = engines("findings", str(SAMPLE), rings=tmp_path)
     assert engine["num_requests"] == 102
     titles = [finding["title"] for finding in engine["findings"]]
-    assert all(title in said.stdout for title in titles)
-    words = " ".join(said.stdout.split())
+    assert all(title in report.stdout for title in titles)
+    words = " ".join(report.stdout.split())
     numbers = [number for finding in engine["findings"] for number in finding["evidence"]]
     modelled = [number["name"] for number in numbers if number["provenance"] == "modelled"]
     assert modelled
@@ -66,21 +66,21 @@ def test_missed_objectives_are_listed_with_the_findings(tmp_path: Path) -> None:
     allowed = 0.01 * (ttft["num_good"] + ttft["num_bad"])
     assert missed["objective"]["burn"] == pytest.approx(ttft["num_bad"] / allowed)
     assert 0 < missed["lost_share"] < 1
-    told = {number["name"]: number["value"] for number in missed["evidence"]}
-    assert told["top_cause_requests"] == max(ttft["causes"].values())
-    assert ttft["causes"][told["top_cause"]] == told["top_cause_requests"]
-    assert 0 < told["would_have_passed_without_top_cause"] <= ttft["num_bad"]
+    evidence = {number["name"]: number["value"] for number in missed["evidence"]}
+    assert evidence["top_cause_requests"] == max(ttft["causes"].values())
+    assert ttft["causes"][evidence["top_cause"]] == evidence["top_cause_requests"]
+    assert 0 < evidence["would_have_passed_without_top_cause"] <= ttft["num_bad"]
     assert availability["num_bad"] == 0
     (without,) = engines(*asked[:2], rings=tmp_path)
     assert others == without["findings"]
     assert without["objectives"] is None
-    said = inferscope(*asked, "--ascii", rings=tmp_path)
-    assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout.isascii()
-    assert "The objective ttft is missed [high: " in said.stdout
-    assert "    availability: 100.00% of 102 good" in said.stdout.splitlines()
-    worst = told["worst_request"]
-    assert f"inferscope why {worst} --slo FILE" in " ".join(said.stdout.split())
+    report = inferscope(*asked, "--ascii", rings=tmp_path)
+    assert (report.returncode, report.stderr) == (0, "")
+    assert report.stdout.isascii()
+    assert "The objective ttft is missed [high: " in report.stdout
+    assert "    availability: 100.00% of 102 good" in report.stdout.splitlines()
+    worst = evidence["worst_request"]
+    assert f"inferscope why {worst} --slo FILE" in " ".join(report.stdout.split())
     why = inferscope("why", worst, str(SAMPLE), "--slo", str(slo), rings=tmp_path)
     assert "It missed TTFT 300.0 ms" in why.stdout
 
@@ -90,15 +90,15 @@ def test_objectives_that_are_kept_are_no_finding(tmp_path: Path) -> None:
     slo.write_text(
         "slos:\n  - {metric: ttft, threshold: 1h, objective: 99%, window: 30d}\n", encoding="utf-8"
     )
-    said = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
-    assert "    ttft: 100.00% of " in said
-    assert "is missed" not in said
+    output = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
+    assert "    ttft: 100.00% of " in output
+    assert "is missed" not in output
     slo.write_text(
         "slos:\n  - {metric: tpot, threshold: 1ms, objective: 99%, window: 1d, model: other}\n",
         encoding="utf-8",
     )
-    said = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
-    assert "No objective is in force for its model." in said
+    output = inferscope("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path).stdout
+    assert "No objective is in force for its model." in output
     slo.write_text("slos: 3\n", encoding="utf-8")
     assert str(slo) in one_line("findings", str(SAMPLE), "--slo", str(slo), rings=tmp_path, code=2)
 
@@ -113,16 +113,16 @@ def test_why_says_which_objectives_were_missed_and_what_would_have_let_it_pass(
     tmp_path: Path,
 ) -> None:
     asked = ("why", "fe-96", str(SAMPLE), "--ttft", "300ms", "--tpot", "20ms", "--e2e", "2s")
-    said = " ".join(inferscope(*asked, rings=tmp_path).stdout.split())
-    assert "It missed TTFT 300.0 ms by 91.3 ms." in said
-    assert "It missed TPOT 20.0 ms by" in said
-    assert "Without preempted (374.1 ms) it would have met the objective." in said
-    assert "compliant requests of similar length: preempted +374.1 ms" in said
-    assert "Main cause: preempted" in said
-    assert "It met E2E 2.0 s." in said
-    told = json.loads(inferscope(*asked, "--json", rings=tmp_path).stdout)
-    assert [breach["metric"] for breach in told["facts"]["breaches"]] == ["ttft", "tpot"]
-    assert told["facts"]["met"] == ["e2e"]
+    output = " ".join(inferscope(*asked, rings=tmp_path).stdout.split())
+    assert "It missed TTFT 300.0 ms by 91.3 ms." in output
+    assert "It missed TPOT 20.0 ms by" in output
+    assert "Without preempted (374.1 ms) it would have met the objective." in output
+    assert "compliant requests of similar length: preempted +374.1 ms" in output
+    assert "Main cause: preempted" in output
+    assert "It met E2E 2.0 s." in output
+    document = json.loads(inferscope(*asked, "--json", rings=tmp_path).stdout)
+    assert [breach["metric"] for breach in document["facts"]["breaches"]] == ["ttft", "tpot"]
+    assert document["facts"]["met"] == ["e2e"]
 
 
 @pytest.mark.parametrize("latency", ["0ms", "fast", "500", "-1s", "1e3s"])

@@ -11,9 +11,9 @@ from tests.insight.test_why import SAMPLE
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
-    said = inferscope_cold("--help", rings=tmp_path).stdout
+    output = inferscope_cold("--help", rings=tmp_path).stdout
     for command in COMMANDS:
-        assert f"\n    {command}" in said
+        assert f"\n    {command}" in output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,7 +43,7 @@ def test_help_and_version_are_commands_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("atach", "inferscope: there is no command atach. Did you mean attach?"),
         ("help exprt", "inferscope: there is no command exprt. Did you mean export?"),
@@ -59,10 +59,10 @@ def test_help_and_version_are_commands_too(tmp_path: Path) -> None:
         ("load http://x --kind rga", "Did you mean rag?"),
     ],
 )
-def test_a_misspelt_word_is_met_with_the_nearest(tmp_path: Path, words: str, said: str) -> None:
+def test_a_misspelt_word_is_met_with_the_nearest(tmp_path: Path, words: str, message: str) -> None:
     done = inferscope(*words.split(), rings=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
 
 
 def test_doctor_says_how_to_get_what_is_missing(tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ FIRST = {
 
 @pytest.mark.parametrize("command", sorted(SHORT))
 def test_every_short_command_imports_what_it_needs_by_itself(tmp_path: Path, command: str) -> None:
-    code, words, said = FIRST[command]
+    code, words, expected = FIRST[command]
     cut = tmp_path / "cut.isr"
     cut.write_bytes(SAMPLE.read_bytes()[:30_000])
     files = {"FILE": str(cut), "SLOS": str(SAMPLE.with_name("slo.yaml"))}
     arguments = [files.get(word, word) for word in words.split()]
     done = inferscope_cold(command, *arguments, rings=tmp_path / "rings", **ANY_PORT)
     assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr

@@ -96,9 +96,11 @@ def test_client_and_engine_agree_on_a_load_against_a_real_engine(
     for row in lines:
         other = arrived[row["name"]]
         assert other["headers"]["traceparent"] == row["traceparent"]
-        told = re.fullmatch(r"(system=40,)?user=(\d+)", other["headers"]["x-inferscope-parts"])
-        assert told is not None
-        assert row["prompt_tokens"] == pytest.approx((40 if told[1] else 0) + int(told[2]), abs=30)
+        header = re.fullmatch(r"(system=40,)?user=(\d+)", other["headers"]["x-inferscope-parts"])
+        assert header is not None
+        assert row["prompt_tokens"] == pytest.approx(
+            (40 if header[1] else 0) + int(header[2]), abs=30
+        )
         assert other["body"]["ignore_eos"]
         assert "seed" not in other["body"]
         # The engine counts: full length, each token seen, prompts of about the length asked for.
@@ -164,8 +166,8 @@ def test_when_all_requests_fail_one_line_says_how(tmp_path: Path) -> None:
     with RawServer(saying(whole("429 Too Many Requests", body))) as server:
         done = load(server.url, "--requests", "3", "--rate", "50", "--json", rings=tmp_path)
     assert done.returncode == 1
-    (said,) = without_progress(done.stderr)
-    assert "none of 3 requests finished: 3 x HTTP 429 (queue full)" in said
+    (line,) = without_progress(done.stderr)
+    assert "none of 3 requests finished: 3 x HTTP 429 (queue full)" in line
     assert json.loads(done.stdout)["summary"]["failed"] == {"HTTP 429": 3}
 
 
@@ -207,13 +209,13 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
     done = load("http://127.0.0.1:9", "--out", str(older), rings=tmp_path)
     assert older.read_bytes() == b"precious"
     assert (done.returncode, done.stdout) == (1, "")
-    (said,) = without_progress(done.stderr)
-    assert "no server answers at http://127.0.0.1:9" in said
-    assert "inferscope serve" in said
+    (line,) = without_progress(done.stderr)
+    assert "no server answers at http://127.0.0.1:9" in line
+    assert "inferscope serve" in line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("ftp://here",), "is not a server URL"),
         (("http://u:p@127.0.0.1:9",), "--api-key-env"),
@@ -230,11 +232,11 @@ def test_no_server_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_named(
-    tmp_path: Path, arguments: tuple[str, ...], says: str
+    tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     done = inferscope("load", *arguments, rings=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -288,10 +290,10 @@ def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         try:
-            said, _ = process.communicate(timeout=10)
+            output, _ = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:  # two that come too close are one
             process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     shown = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
@@ -299,8 +301,8 @@ def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None
     assert shown.endswith("\r\x1b[K")
     lines = rows(out)
     assert {row["outcome"] for row in lines} == {"abandoned"}
-    assert f"scheduled  {len(lines)}   sent {len(lines)}   finished 0" in said
-    assert f"abandoned {len(lines)}" in said
+    assert f"scheduled  {len(lines)}   sent {len(lines)}   finished 0" in output
+    assert f"abandoned {len(lines)}" in output
 
 
 def test_the_load_extra_is_all_it_needs(tmp_path: Path) -> None:

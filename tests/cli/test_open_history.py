@@ -77,8 +77,8 @@ def test_several_matches_are_listed_newest_first_and_one_can_be_picked(killed: K
     done = inferscope("why", "fe-", rings=killed.rings)
     assert done.returncode == 2
     assert done.stdout == ""
-    *listed, said = done.stderr.splitlines()
-    assert f"{len(killed.requests)} requests match fe-" in said
+    *listed, hint = done.stderr.splitlines()
+    assert f"{len(killed.requests)} requests match fe-" in hint
     dates = [" ".join(line.split()[1:3]) for line in listed if "…" not in line]
     assert dates == sorted(dates, reverse=True)
     assert len(dates) > 1
@@ -135,8 +135,8 @@ def test_attach_since_opens_what_a_killed_server_left(killed: Killed) -> None:
     assert {row["request_id"] for row in engine["requests"]} == {
         row["request"] for row in killed.requests
     }
-    said = inferscope("attach", "--since=5m", "--once", rings=killed.rings).stdout
-    assert "ended" in said.splitlines()[0]
+    output = inferscope("attach", "--since=5m", "--once", rings=killed.rings).stdout
+    assert "ended" in output.splitlines()[0]
 
 
 def test_attach_since_shows_only_what_reaches_into_the_window(killed: Killed) -> None:
@@ -179,11 +179,11 @@ def test_a_time_outside_of_the_records_is_named(killed: Killed) -> None:
 def test_attach_lists_engines_that_have_ended_and_says_how_to_open_them(killed: Killed) -> None:
     done = inferscope("attach", rings=killed.rings)
     assert done.returncode == 1
-    _, listed, said = done.stderr.splitlines()
+    _, listed, hint = done.stderr.splitlines()
     assert str(killed.pid) in listed
     assert "ended" in listed
     assert "builtin" in listed
-    assert "attach --since -5m" in said
+    assert "attach --since -5m" in hint
     opened = inferscope("attach", str(killed.pid), "--once", rings=killed.rings)
     assert opened.returncode == 0, opened.stderr
 

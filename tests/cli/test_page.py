@@ -21,13 +21,13 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
         target = collector.url.removesuffix("/metrics")
         done = inferscope("attach", target, "--json", rings=tmp_path)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["source"], told["server"]) == ("metrics page", "inferscope collect")
-        assert told["ledger"] is None
-        assert told["num_running"] == 1
-        assert told["kv_share"] == collector.scrape().one("inferscope_kv_cache_usage_ratio")
-        assert told["ttft"]["num"] == told["e2e"]["num"] == 1
-        assert told["requests_s"] == 0
+        document = json.loads(done.stdout)
+        assert (document["source"], document["server"]) == ("metrics page", "inferscope collect")
+        assert document["ledger"] is None
+        assert document["num_running"] == 1
+        assert document["kv_share"] == collector.scrape().one("inferscope_kv_cache_usage_ratio")
+        assert document["ttft"]["num"] == document["e2e"]["num"] == 1
+        assert document["requests_s"] == 0
         text = inferscope_cold("attach", target.removeprefix("http://"), "--once", rings=tmp_path)
         assert text.returncode == 0, text.stderr
         assert "inferscope collect" in text.stdout
@@ -35,7 +35,7 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "said"),
+    ("target", "code", "message"),
     [
         ("http://", 2, "is not a server address"),
         ("ftp://localhost:1", 2, "is not a server address"),
@@ -46,12 +46,12 @@ def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_shown_is_one_line(
-    target: str, code: int, said: str, tmp_path: Path
+    target: str, code: int, message: str, tmp_path: Path
 ) -> None:
     with serving("go_threads 3\n") as server:
         done = inferscope("attach", *target.format(page=server.url).split(), rings=tmp_path)
     assert done.returncode == code
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
 

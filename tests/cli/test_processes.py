@@ -132,7 +132,7 @@ def test_the_error_for_an_unobserved_process_names_its_command(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ([sys.executable, "-m", "inferscope", "collect"], "is `inferscope collect`"),
         (["cat"], "(cat) is not Python"),
@@ -140,7 +140,7 @@ def test_the_error_for_an_unobserved_process_names_its_command(
     ids=["collector", "program"],
 )
 def test_no_command_is_advised_for_what_is_no_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     environment = {**os.environ, **ANY_PORT}
@@ -151,7 +151,7 @@ def test_no_command_is_advised_for_what_is_no_engine(
             time.sleep(0.01)
         with pytest.raises(NotFound) as caught:
             engine_of(str(process.pid))
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "inferscope run" not in str(caught.value)
 
 

@@ -46,10 +46,10 @@ def test_serve_ask_and_attach_work_pasted_at_once(tmp_path: Path) -> None:
             "NO_COLOR": "1",
         },
     ) as process:
-        said, warned = process.communicate(timeout=120)
-    events = [line.removeprefix("data: ") for line in said.splitlines() if "data: " in line]
+        output, warned = process.communicate(timeout=120)
+    events = [line.removeprefix("data: ") for line in output.splitlines() if "data: " in line]
     assert events[-1] == "[DONE]", warned
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1] if event)
-    screen = said.rpartition("[DONE]")[2]
+    screen = output.rpartition("[DONE]")[2]
     assert "builtin" in screen
     assert "prefill" in screen

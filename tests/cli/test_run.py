@@ -159,8 +159,8 @@ def test_a_plain_program_gets_the_import_hook_beside_its_own_sitecustomize(tmp_p
         "import sys\nprint(sys.was_customised, 'inferscope.adapters.inject' in sys.modules)",
     )
     path = os.pathsep.join([str(tmp_path / "own"), ROOT])
-    told = run_inferscope("run", "--", *words, rings=tmp_path, PYTHONPATH=path)
-    assert told.stdout == "True True\n"
+    done = run_inferscope("run", "--", *words, rings=tmp_path, PYTHONPATH=path)
+    assert done.stdout == "True True\n"
     forbidden = run_inferscope(
         "run", "--", *words, rings=tmp_path, PYTHONPATH=path, INFERSCOPE_INJECT="0"
     )
@@ -223,7 +223,7 @@ def test_a_program_that_is_not_python_runs_only_if_that_is_wanted(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "there is no command to run"),
         (["--"], "there is no command to run"),
@@ -231,10 +231,10 @@ def test_a_program_that_is_not_python_runs_only_if_that_is_wanted(tmp_path: Path
         (["--", __file__], "is not executable. Give its Python"),
     ],
 )
-def test_a_command_that_cannot_run_is_named(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_command_that_cannot_run_is_named(tmp_path: Path, words: list[str], message: str) -> None:
     done = run(*words, rings=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -276,15 +276,15 @@ def test_vllm_on_ray_gets_the_variables_to_copy(tmp_path: Path) -> None:
     )
     words = [vllm, "serve", "MODEL", "--distributed-executor-backend", "ray"]
     name = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
-    told = run("--", *words, rings=tmp_path, **{name: "MINE"})
-    assert told.returncode == 0
-    _, _, rest = told.stderr.partition(f"{name}=")
+    done = run("--", *words, rings=tmp_path, **{name: "MINE"})
+    assert done.returncode == 0
+    _, _, rest = done.stderr.partition(f"{name}=")
     value = rest.split()[0]
     wanted = {"MINE", "INFERSCOPE", "INFERSCOPE_DIR", "INFERSCOPE_ENGINE_ID"}
     assert set(value.split(",")) >= wanted
     silent = run("--", *words, rings=tmp_path, **{name: value})
     assert name not in silent.stderr
-    assert "PYTHONPATH" in told.stdout.split()  # as we gave it; vLLM loads us by itself
+    assert "PYTHONPATH" in done.stdout.split()  # as we gave it; vLLM loads us by itself
     assert "Ray" not in run("--", vllm, "serve", rings=tmp_path).stderr
 
 
@@ -339,8 +339,8 @@ def test_a_recording_that_cannot_be_written_leaves_the_command_running(tmp_path:
         ),
     ) as process:
         assert process.stderr is not None
-        said = [process.stderr.readline(), process.stderr.readline()]
-        assert f"cannot write {file}" in said[1], said
+        lines = [process.stderr.readline(), process.stderr.readline()]
+        assert f"cannot write {file}" in lines[1], lines
         _, rest = process.communicate("\n", timeout=60)
     assert process.returncode == 3
     assert rest == "", "said once"

@@ -156,12 +156,12 @@ def test_options_are_read_as_the_interpreter_reads_them(tmp_path: Path, seed: in
     program = tmp_path / "program.py"
     program.write_text(LAW)
     for rest in (["--", str(program), "-I"], [str(program), "-S"], ["-c", LAW, "-I"]):
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, *words, *rest], capture_output=True, text=True, check=True
         )
         flags, module = _options([*words, *rest])
         assert module is None
-        assert [bool(int(each)) for each in told.stdout.split()] == [
+        assert [bool(int(each)) for each in done.stdout.split()] == [
             bool({"-E", "-I"} & {*flags}), "-S" in flags, bool({"-s", "-I"} & {*flags}),
         ], words  # fmt: skip
 

@@ -60,9 +60,9 @@ def test_check_judges_a_recording_as_its_export_has_it(slo: Path, tmp_path: Path
     assert len(requests) > 20
     done = inferscope("slo", "check", str(slo), str(SAMPLE), "--json", rings=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["slos"]) == 5
-    (engine,) = told["engines"]
+    document = json.loads(done.stdout)
+    assert len(document["slos"]) == 5
+    (engine,) = document["engines"]
     assert engine["model"] == "builtin"
     by_name = {count["objective"]["name"]: count for count in engine["counts"]}
     assert list(by_name) == ["ttft", "tpot", "availability", "goodput"]

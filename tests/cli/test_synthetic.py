@@ -95,8 +95,8 @@ def test_an_engine_on_a_device_with_synthetic_samples_is_synthetic(tmp_path: Pat
     at_ns = me.start_ns
     ring.write(Keyframe.CODE, encode(Keyframe(at_ns, 0, -1)), flags=STARTS_KEYFRAME)
     for uuid, is_made_up in (("GPU-other", False), (f"GPU-{UUID}", True)):
-        told = CounterSample(at_ns + 1, uuid, at_ns, at_ns + 1, "nvml", {"energy_uj": 1.0})
-        ring.write(CounterSample.CODE, encode(told))
+        sample = CounterSample(at_ns + 1, uuid, at_ns, at_ns + 1, "nvml", {"energy_uj": 1.0})
+        ring.write(CounterSample.CODE, encode(sample))
         source = open_source(tmp_path)
         catch_up(source)
         (view,) = source.snapshot(1).engines

@@ -162,18 +162,18 @@ def observe(mode: Mode, batch: StepTable, measured_ns: int, whole_ns: float | No
 def test_steps_learned_at_once_teach_what_they_teach_one_by_one(seed: int) -> None:
     """Some are slow: for a while all, then one in ten."""
     draw, truth = random.Random(seed), Truth(random.Random(seed), noise=0.05)
-    told = [
+    steps = [
         (features(batch), round(truth.step_ns(batch) * (3 if at // 300 == 1 else 1)))
         for at, batch in enumerate(traffic(random.Random(seed), 900))
     ]
-    told = [(row, took_ns * (3 if draw.random() < 0.1 else 1)) for row, took_ns in told]
+    steps = [(row, took_ns * (3 if draw.random() < 0.1 else 1)) for row, took_ns in steps]
     modes = [CostBook().mode("eager") for _ in range(2)]
     healthy: list[list[float]] = [[], []]
     fits: list[list[str]] = [[], []]
     for mode, most, of_mode, ids in zip(modes, (1, 64), healthy, fits, strict=True):
         at = 0
-        while at < len(told):
-            rows, measured_ns = zip(*told[at : at + most], strict=True)
+        while at < len(steps):
+            rows, measured_ns = zip(*steps[at : at + most], strict=True)
             found = mode.observe(
                 np.concatenate(rows),
                 measured_ns=np.array(measured_ns),

@@ -31,9 +31,9 @@ def test_kv_is_what_each_rank_s_heads_see_and_add(
     wide = replace(shape, kv_bits=16)
     narrow_moved = moved(hbm_rates(shape, num_ranks), slices)
     wide_moved = moved(hbm_rates(wide, num_ranks), slices)
-    told = kv_bytes(wide, slices, num_ranks=num_ranks)
+    split = kv_bytes(wide, slices, num_ranks=num_ranks)
     beyond = tuple(2 * (w - n) for w, n in zip(wide_moved, narrow_moved, strict=True))
-    assert beyond == told
+    assert beyond == split
 
 
 @given(shapes(), st.integers(0, 3), st.sampled_from([1, 2, 4]))
@@ -42,8 +42,8 @@ def test_dense_weights_are_read_once_whoever_wants_them(
 ) -> None:
     shape = replace(shape, num_heads=4 * shape.num_heads, num_experts=0, experts_per_token=0)
     weights = weight_bytes(shape, num_ranks)
-    told = dense_weight_bytes(shape, num_rows=num_rows, num_ranks=num_ranks)
-    assert weights.of_step(1, num_rows) == weights.of_step(500, num_rows) == told
+    expected_bytes = dense_weight_bytes(shape, num_rows=num_rows, num_ranks=num_ranks)
+    assert weights.of_step(1, num_rows) == weights.of_step(500, num_rows) == expected_bytes
     assert weights.of_step(0, 0) == 0
 
 

@@ -67,15 +67,15 @@ sizes = st.tuples(st.integers(1, 20_000), st.integers(0, 200_000))
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(sizes, st.integers(1, 10**10)), min_size=1, max_size=80), sizes)
 def test_no_bound_is_below_the_fastest_step_that_compares(
-    told: list[tuple[tuple[int, int], int]], member: tuple[int, int]
+    steps_seen: list[tuple[tuple[int, int], int]], member: tuple[int, int]
 ) -> None:
     steps = PureSteps()
-    for size, took_ns in told:
+    for size, took_ns in steps_seen:
         steps.observe(*size, took_ns)
     (bound,) = bounds_of(steps, member)
     as_large = [
         took_ns * max(1.0, (member[1] + 1) / (context + 1))
-        for (n, context), took_ns in told
+        for (n, context), took_ns in steps_seen
         if n >= member[0] and 1.25 * (context + 1) >= member[1] + 1
     ]
     assert bound == math.inf or bound >= min(as_large) * (1 - 1e-9)

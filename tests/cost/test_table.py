@@ -32,8 +32,8 @@ def fitted(truth: Truth) -> StepModel:
     return model
 
 
-def table_of(told: dict[str, float], *, mode: str = "", fit_id: str = "c") -> CostTable:
-    return CostTable(0, fit_id, mode, CALIBRATION, told)
+def table_of(values: dict[str, float], *, mode: str = "", fit_id: str = "c") -> CostTable:
+    return CostTable(0, fit_id, mode, CALIBRATION, values)
 
 
 def of_steps(truth: Truth, *, mode: str = "eager") -> CostTable:
@@ -156,10 +156,10 @@ def test_rates_say_nothing_of_a_model_without_a_shape_or_of_an_unmeasured_dtype(
         st.floats(),
     )
 )
-def test_no_table_however_damaged_breaks_the_book(told: dict[str, float]) -> None:
+def test_no_table_however_damaged_breaks_the_book(values: dict[str, float]) -> None:
     book = CostBook()
     book.describe(CPU)
-    is_taken = book.calibrate(table_of(told, mode="eager"))
+    is_taken = book.calibrate(table_of(values, mode="eager"))
     model = book.mode("eager").model
     assert math.isfinite(model.f(300))
     assert model.f(300) >= model.f(1) >= 0.0
@@ -169,8 +169,8 @@ def test_no_table_however_damaged_breaks_the_book(told: dict[str, float]) -> Non
 
 @pytest.mark.parametrize("knot", KNOTS[1:])
 def test_more_work_never_takes_less_even_where_the_measurement_says_so(knot: int) -> None:
-    told = coefficients(fitted(Truth(random.Random(1))))
-    told[f"f_ns.{knot}"] = 0.0
-    model = model_of(table_of(told), None, peaks_of("cpu"))
+    values = coefficients(fitted(Truth(random.Random(1))))
+    values[f"f_ns.{knot}"] = 0.0
+    model = model_of(table_of(values), None, peaks_of("cpu"))
     assert model is not None
     assert (np.diff(model.f_ns) >= 0).all()

@@ -31,13 +31,13 @@ def main() -> None:
     _, file, module, *arguments = sys.argv
     log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def note(event: str, told: tuple[object, ...]) -> None:
+    def note(event: str, event_arguments: tuple[object, ...]) -> None:
         if event == "open":
-            path, _, flags = told
+            path, _, flags = event_arguments
             if not isinstance(path, int) and isinstance(flags, int) and flags & _WRITES:
                 os.write(log, f"write {os.fsdecode(path)}\n".encode())  # type: ignore[arg-type]
         elif event in _EVENTS:
-            os.write(log, f"{event} {told!r}\n".encode())
+            os.write(log, f"{event} {event_arguments!r}\n".encode())
 
     sys.addaudithook(note)
     sys.argv = [module, *arguments]

@@ -44,10 +44,10 @@ class Prometheus:
 
     def query(self, expression: str) -> dict[Mapping[str, str], float]:
         """Return the samples of an instant query, by their labels."""
-        told = self._asked("query", query=expression)
+        found = self._asked("query", query=expression)
         return {
             tuple(sorted(each["metric"].items())): float(each["value"][1])  # type: ignore[misc]
-            for each in told["result"]
+            for each in found["result"]
         }
 
     def one(self, expression: str) -> float | None:
@@ -63,14 +63,14 @@ class Prometheus:
     def exemplars(self, expression: str) -> list[Exemplar]:
         """Return all exemplars that it has of an expression's series."""
         now_s = time.time()
-        told = self._asked(
+        found = self._asked(
             "query_exemplars", query=expression, start=now_s - 3600, end=now_s + 3600
         )
         return [
             Exemplar(
                 each["seriesLabels"], one["labels"], float(one["value"]), float(one["timestamp"])
             )
-            for each in told
+            for each in found
             for one in each["exemplars"]
         ]
 
@@ -84,9 +84,9 @@ class Prometheus:
     def _asked(self, what: str, **how: object) -> Any:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(how)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        return told["data"]
+            answered = json.load(answer)
+        assert answered["status"] == "success", answered
+        return answered["data"]
 
 
 @contextmanager

@@ -63,9 +63,9 @@ class Ring:
         end_ns = self._time.now_ns + round(seconds * SECOND_NS)
         while self._time.now_ns < end_ns:
             self._time.now_ns += SECOND_NS // 2
-            self.tell()
+            self.write_all()
 
-    def tell(self) -> None:
+    def write_all(self) -> None:
         """Write what is due now."""
         now_ns = self._time.now_ns
         if now_ns - self._keyframe_ns >= 10 * SECOND_NS:

@@ -70,11 +70,11 @@ class Collector:
         self.process = process
         self.file = file
         self._log = log
-        eventually(lambda: "collecting from" in self.said() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said()
-        self.url = self.said().split("serves ")[1].split()[0]
+        eventually(lambda: "collecting from" in self.log() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log()
+        self.url = self.log().split("serves ")[1].split()[0]
 
-    def said(self) -> str:
+    def log(self) -> str:
         """Return its standard error."""
         return self._log.read_text(encoding="utf-8")
 
@@ -85,11 +85,11 @@ class Collector:
 
     def reload(self, text: str) -> str:
         """Reload with another configuration; return the lines that the collector logs."""
-        before = self.said()
+        before = self.log()
         self.file.write_text(text, encoding="utf-8")
         self.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "configuration " in self.said()[len(before) :])
-        return self.said()[len(before) :]
+        eventually(lambda: "configuration " in self.log()[len(before) :])
+        return self.log()[len(before) :]
 
     def stop(self) -> int:
         """End it as a service manager would, and return its exit code."""
@@ -108,13 +108,13 @@ def collecting(
     **env: str,
 ) -> Iterator[Collector]:
     """Run a collector for as long as the context lasts."""
-    file, said = folder / "collect.yaml", folder / "collect.log"
+    file, log_path = folder / "collect.yaml", folder / "collect.log"
     exporters = f"exporters:\n  prometheus: {{{prometheus}}}\n"
     file.write_text(exporters + config, encoding="utf-8")
     words = [*within, sys.executable, "-m", "inferscope", "collect", "--config", str(file)]
     environment = {**os.environ, "INFERSCOPE_DIR": str(rings), **env}
-    with said.open("wb") as log, child(words, stderr=log, env=environment) as process:
-        yield Collector(process, file, said)
+    with log_path.open("wb") as log, child(words, stderr=log, env=environment) as process:
+        yield Collector(process, file, log_path)
 
 
 class Engine:

@@ -76,7 +76,7 @@ def test_a_killed_collector_leaves_engine_and_lock_and_the_next_counts_from_ther
             assert passed_s > 3
             assert spent_s == pytest.approx(passed_s, abs=0.5)
             assert time.time() - late.one(folded) < 30
-            eventually(lambda: "pinned" in second.said())
+            eventually(lambda: "pinned" in second.log())
             assert second.stop() == 0
         (pin,) = pins.glob("pin-*-signal.isr")
         source = RecordingSource(pin)
@@ -157,24 +157,24 @@ def test_an_exporter_that_raises_is_switched_off_and_the_others_go_on(tmp_path: 
         engine_by_hand(rings, "steady") as engine,
         collecting(rings, tmp_path, "  fragile:\n", PYTHONPATH=path) as collector,
     ):
-        assert "fragile: is fragile" in collector.said()
+        assert "fragile: is fragile" in collector.log()
         eventually(lambda: collector.scrape().all("inferscope_requests_total") != [])
         engine.do("begin a", "end a stop")
         eventually(lambda: collector.scrape().total("inferscope_requests_total") == 1)
-        assert collector.said().count("exporter fragile disabled after error: RuntimeError") == 1
-        assert "Traceback" not in collector.said()
+        assert collector.log().count("exporter fragile disabled after error: RuntimeError") == 1
+        assert "Traceback" not in collector.log()
         assert collector.stop() == 0
 
 
 @pytest.mark.parametrize(
-    ("setting", "option", "said"),
+    ("setting", "option", "message"),
     [
         ("is_heavy", "", "needs a_heavy_dependency. Install what third-party says that it needs."),
         ("is_odd", "--check", "cannot be loaded: it is odd. Ask third-party."),
     ],
 )
 def test_an_exporter_that_misses_a_package_is_named_with_its_owner(
-    tmp_path: Path, setting: str, option: str, said: str
+    tmp_path: Path, setting: str, option: str, message: str
 ) -> None:
     path = install(tmp_path)
     file = tmp_path / "collect.yaml"
@@ -182,7 +182,7 @@ def test_an_exporter_that_misses_a_package_is_named_with_its_owner(
     words = ["collect", "--config", str(file), *filter(None, [option])]
     done = inferscope(*words, rings=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [f"inferscope: the exporter fragile {said}"]
+    assert done.stderr.splitlines() == [f"inferscope: the exporter fragile {message}"]
 
 
 def test_ours_say_which_extra_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:

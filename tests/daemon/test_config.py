@@ -81,10 +81,10 @@ def test_objectives_come_from_a_file_beside_the_configuration_or_from_the_comman
     ):
         assert config.slo.objectives is not None
         assert [one.threshold_ns for one in config.slo.objectives.all] == [1_000_000_000]
-    told = read_config(short, whole, slo=other).slo
-    assert told.objectives is not None
-    assert [one.threshold_ns for one in told.objectives.all] == [2_000_000_000]
-    assert told.state == Path("/var/state.json")
+    slo = read_config(short, whole, slo=other).slo
+    assert slo.objectives is not None
+    assert [one.threshold_ns for one in slo.objectives.all] == [2_000_000_000]
+    assert slo.state == Path("/var/state.json")
     assert read_config(None, {}).slo == SloSettings()
     with pytest.raises(BadInput, match=r"cannot read .*none\.yaml"):
         read_config(None, {}, slo=tmp_path / "none.yaml")
@@ -128,8 +128,8 @@ def test_a_relative_path_is_beside_the_configuration_wherever_the_collector_is_s
     assert read_config(file, {}, slo=Path("slo.yaml")).slo.objectives is not None
     # A file that is named by a relative path itself.
     monkeypatch.chdir(tmp_path)
-    told = read_config(Path("beside") / file.name, {}).exporters["prometheus"]["token_file"]
-    assert told == "beside/token"
+    token_file = read_config(Path("beside") / file.name, {}).exporters["prometheus"]["token_file"]
+    assert token_file == "beside/token"
     # The exporter refuses a value that is not a path, unchanged.
     store = {"INFERSCOPE_COLLECT_EXPORTERS_PARQUET_FOLDER": "s3://bucket/x"}
     assert read_config(file, store).exporters["parquet"] == {"folder": "s3://bucket/x"}
@@ -176,7 +176,7 @@ def test_outlive_s_of_zero_means_exit_at_once(tmp_path: Path, text: str, outlive
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("outlive_s: -1", 1, "outlive_s is -1. Give a number above 0"),
         ("outlive_s: false", 1, "outlive_s is False. Give a number."),
@@ -221,14 +221,14 @@ def test_outlive_s_of_zero_means_exit_at_once(tmp_path: Path, text: str, outlive
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_line(
-    tmp_path: Path, text: str, line: int, said: str
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     file = configured(tmp_path, text)
     with pytest.raises(BadInput) as caught:
         read_config(file, {})
     words = str(caught.value)
     assert words.startswith(f"{file}:{line}: ")
-    assert said in words
+    assert message in words
     assert "\n" not in words
 
 
@@ -322,8 +322,8 @@ def test_counters_are_those_of_the_sampler(
     assert counters.dcgm_url == environment.get("DCGM_URL")
     parser = argparse.ArgumentParser(exit_on_error=False)
     sampler.configure(parser)  # which receives them this way
-    told = ["--counters", ",".join(sources or ("auto",)), *counters.options]
-    options = parser.parse_args(told)
+    words = ["--counters", ",".join(sources or ("auto",)), *counters.options]
+    options = parser.parse_args(words)
     assert options.interval == (counters.interval_ns or 100_000_000)
 
 
@@ -348,9 +348,9 @@ def test_headers_are_a_list_which_a_variable_has_with_commas(
 def test_a_variable_adds_to_objectives_in_their_short_form(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(_SLO, encoding="utf-8")
     short = configured(tmp_path, "slo: slo.yaml")
-    told = read_config(short, {"INFERSCOPE_COLLECT_SLO_STATE": "/var/state.json"}).slo
-    assert told.objectives is not None
-    assert told.state == Path("/var/state.json")
+    slo = read_config(short, {"INFERSCOPE_COLLECT_SLO_STATE": "/var/state.json"}).slo
+    assert slo.objectives is not None
+    assert slo.state == Path("/var/state.json")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"prometheuss": {}}, "no exporter is called 'prometheuss'. Did you mean prometheus?"),
         ({"statsd": {}}, "no exporter is called 'statsd'. There are: otlp, parquet, prometheus."),
@@ -378,9 +378,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_exporter_cannot_use_is_named(
-    sections: dict[str, dict[str, object]], said: str
+    sections: dict[str, dict[str, object]], message: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         make_exporters(sections)
 
 
@@ -409,13 +409,13 @@ def test_whatever_is_in_the_file_it_is_read_or_named(
 ) -> None:
     file = tmp_path_factory.mktemp("config") / "collect.yaml"
     file.write_bytes(raw)
-    said = ""
+    message = ""
     try:
-        told = config_hash(read_config(file, {}))
+        found_hash = config_hash(read_config(file, {}))
     except BadInput as error:
-        told, said = "", str(error)
-    assert len(told) == (0 if said else 12)
-    assert len(said.splitlines()) <= 1
+        found_hash, message = "", str(error)
+    assert len(found_hash) == (0 if message else 12)
+    assert len(message.splitlines()) <= 1
 
 
 _SETTINGS: dict[str, type] = {

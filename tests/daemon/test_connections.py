@@ -61,7 +61,7 @@ def noted(folder: Path, module: str) -> list[tuple[str, str]]:
     """Return what a module did, and to what."""
     file = folder / module
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [(event, told) for event, _, told in (line.partition(" ") for line in lines)]
+    return [(event, arguments) for event, _, arguments in (line.partition(" ") for line in lines)]
 
 
 def begun(folder: Path, module: str) -> list[tuple[str, str]]:
@@ -106,7 +106,7 @@ def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_
     assert begun(tmp_path, ENGINE) == []
     ours = begun(tmp_path, "inferscope")
     assert [event for event, _ in ours] == ["socket.getaddrinfo", "socket.bind"]
-    assert all("127.0.0.1" in told for _, told in ours)
+    assert all("127.0.0.1" in arguments for _, arguments in ours)
     # All else of the disk may be read-only, as it is in a restricted pod.
     rings, parquet = tmp_path / "rings", tmp_path / "parquet"
     for module, allowed in ((ENGINE, {rings}), ("inferscope", {rings, parquet})):
@@ -133,7 +133,7 @@ def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
             return any(event == "socket.connect" for event, _ in begun(tmp_path, "inferscope"))
 
         eventually(has_called)
-        assert all("127.0.0.1" in told for _, told in begun(tmp_path, "inferscope"))
+        assert all("127.0.0.1" in arguments for _, arguments in begun(tmp_path, "inferscope"))
         collector.kill()
 
 
@@ -158,8 +158,8 @@ def num_without_route(process: subprocess.Popen[bytes] | subprocess.Popen[str]) 
     of_4 = Path(f"/proc/{process.pid}/net/snmp").read_text(encoding="ascii").splitlines()
     names, values = (line.split() for line in of_4 if line.startswith("Ip:"))
     of_6 = Path(f"/proc/{process.pid}/net/snmp6").read_text(encoding="ascii").split()
-    told = dict(zip(names, values, strict=True)) | dict(zip(of_6[::2], of_6[1::2], strict=True))
-    return int(told["OutNoRoutes"]) + int(told["Ip6OutNoRoutes"])
+    counts = dict(zip(names, values, strict=True)) | dict(zip(of_6[::2], of_6[1::2], strict=True))
+    return int(counts["OutNoRoutes"]) + int(counts["Ip6OutNoRoutes"])
 
 
 @without_network

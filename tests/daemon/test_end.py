@@ -80,10 +80,10 @@ def test_what_ended_before_the_collector_was_asked_to_end_is_exported(
     exporter_set.open()
     probe = Probe.open(EngineInfo(0, "made-up"))
     try:
-        wishes = LastMinute(probe, kept)
+        flags = LastMinute(probe, kept)
         service = Service(config, exporter_set, clock=SystemClock(), log_line=lambda _: None)
-        assert service.run(wishes)
-        took_s = time.monotonic() - wishes.asked_s
+        assert service.run(flags)
+        took_s = time.monotonic() - flags.asked_s
     finally:
         probe.close()
     assert [request.request_id for request in kept.requests] == ["last"]
@@ -127,9 +127,9 @@ def test_it_outlives_the_engines_by_what_is_configured(
     kept = Kept()
     exporter_set = ExporterSet({"kept": kept}, log_line=lambda _: None)
     exporter_set.open()
-    wishes = Restless(Probe.open(EngineInfo(0, "made-up")), kept)
-    assert Service(config, exporter_set, clock=SystemClock(), log_line=lambda _: None).run(wishes)
-    assert 2.3 < time.monotonic() - wishes.gone_s < 60
+    flags = Restless(Probe.open(EngineInfo(0, "made-up")), kept)
+    assert Service(config, exporter_set, clock=SystemClock(), log_line=lambda _: None).run(flags)
+    assert 2.3 < time.monotonic() - flags.gone_s < 60
     assert kept.view is not None
     (view,) = kept.view.engines
     assert not view.is_alive

@@ -48,17 +48,17 @@ def test_prometheus_keeps_exemplars_of_traces_that_were_sent(tmp_path: Path) -> 
         # Scrapes go on, and must tell the same of what is the same.
         num_scrapes = asked.one("count_over_time(up[1h])") or 0
         eventually(lambda: (asked.one("count_over_time(up[1h])") or 0) >= num_scrapes + 2)
-        told = asked.exemplars(buckets)
+        found = asked.exemplars(buckets)
         rejected = asked.own("prometheus_tsdb_exemplar_out_of_order_exemplars_total")
         eventually(lambda: bool(sink.roots()))
     assert {root.span.trace_id.hex() for root in sink.roots()} == {_RECORDED}
-    assert {each.labels["trace_id"] for each in told} == {_RECORDED}
-    assert Counter(each.name for each in told) == dict.fromkeys(expected, 1), told
+    assert {each.labels["trace_id"] for each in found} == {_RECORDED}
+    assert Counter(each.name for each in found) == dict.fromkeys(expected, 1), found
     assert rejected == 0
     (root,) = sink.roots()
-    for each in told:
+    for each in found:
         assert each.value <= float(each.series["le"])
         assert abs(each.at_s - root.span.end_time_unix_nano / 1e9) < 0.05
-    values = {each.name: each.value for each in told}
+    values = {each.name: each.value for each in found}
     took_s = (root.span.end_time_unix_nano - root.span.start_time_unix_nano) / 1e9
     assert abs(values["inferscope_request_duration_seconds_bucket"] - took_s) < 1e-6

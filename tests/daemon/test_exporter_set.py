@@ -57,9 +57,9 @@ _NOTHING = Snapshot(0, 0, "live", (), "")
 
 def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter_set, "FLUSH_S", 0.2)
-    said = list[str]()
+    lines = list[str]()
     one, other = Hanging({}), Hanging({})
-    both = exporter_set.ExporterSet({"one": one, "other": other}, log_line=said.append)
+    both = exporter_set.ExporterSet({"one": one, "other": other}, log_line=lines.append)
     both.open()
     other.may_end.set()
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_a_hanging_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not both.close()
     assert time.monotonic() - began_s < 15  # it hangs for longer
     one.may_end.set()
-    assert said == [
+    assert lines == [
         "one: hangs",
         "other: hangs",
         "exporter one disabled after error: OSError: the peer is gone",
@@ -129,8 +129,8 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     keeping.may_end.set()
     linking.may_end.set()
     by_name = {"keeping": keeping, "linking": linking}
-    said = list[str]()
-    both = exporter_set.ExporterSet({name: by_name[name] for name in order}, log_line=said.append)
+    lines = list[str]()
+    both = exporter_set.ExporterSet({name: by_name[name] for name in order}, log_line=lines.append)
     both.open()
     request = cast(FinalRequest, None)
     both.on_snapshot(_NOTHING)
@@ -140,7 +140,7 @@ def test_one_links_to_what_the_other_keeps_and_outlives_it(order: tuple[str, str
     both.on_snapshot(_NOTHING)
     assert linking.found == ["a" * 32, None]
     assert linking.dropped == [{"keeping": {"queue_full": 3}}, {}]
-    assert sum("disabled after error" in line for line in said) == 1
+    assert sum("disabled after error" in line for line in lines) == 1
     assert both.close()
 
 
@@ -189,13 +189,13 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
     before = exporter_set.make_exporters(sections)
     for each in before.values():
         cast(Hanging, each).may_end.set()
-    said = list[str]()
-    all_of_them = exporter_set.ExporterSet(before, sections=sections, log_line=said.append)
+    lines = list[str]()
+    all_of_them = exporter_set.ExporterSet(before, sections=sections, log_line=lines.append)
     all_of_them.open()
-    del said[:]
+    del lines[:]
     after: dict[str, Mapping[str, object]] = {"same": {}, "changed": {"a": 2}, "new": {}}
     all_of_them.change(after)
-    assert said == ["gone: closed", "changed: hangs", "new: hangs"]
+    assert lines == ["gone: closed", "changed: hangs", "new: hangs"]
     now = all_of_them._on
     assert list(now) == ["same", "changed", "new"]
     assert now["same"] is before["same"]
@@ -214,9 +214,9 @@ def test_only_what_changed_is_replaced_and_nothing_that_was_given_up_is_forgotte
 def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, one=Replaceable, other=Hanging, taken=Refusing)
     sections: dict[str, Mapping[str, object]] = {"one": {"a": 1}}
-    said = list[str]()
+    lines = list[str]()
     exporters = exporter_set.ExporterSet(
-        exporter_set.make_exporters(sections), sections=sections, log_line=said.append
+        exporter_set.make_exporters(sections), sections=sections, log_line=lines.append
     )
     exporters.open()
     (one,) = exporters._on.values()
@@ -229,7 +229,7 @@ def test_a_change_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -
     exporters.change(sections)
     assert exporters._on == {"one": one}
     assert exporters.close()
-    assert said == ["one: hangs"]
+    assert lines == ["one: hangs"]
 
 
 def test_one_that_was_switched_off_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,8 @@ def test_time_to_first_token_of_the_fleet_is_that_of_all_its_requests(fleet: Fle
         of_hosts = [
             value
             for scrape in fleet.scrapes
-            for said, value in scrape.all(f"{_TTFT}_bucket")
-            if float(said["le"]) == float(bound)
+            for labels, value in scrape.all(f"{_TTFT}_bucket")
+            if float(labels["le"]) == float(bound)
         ]
         assert len(of_hosts) == HOSTS
         assert num == sum(of_hosts)
@@ -103,8 +103,8 @@ def test_device_time_of_the_fleet_is_the_sum_of_its_hosts(fleet: Fleet) -> None:
     by_phase = fleet.prometheus.by("phase", f"sum by (phase) ({_PHASES})")
     of_hosts = Counter[str]()
     for scrape in fleet.scrapes:
-        for said, seconds in scrape.all(_PHASES):
-            of_hosts[said["phase"]] += seconds
+        for labels, seconds in scrape.all(_PHASES):
+            of_hosts[labels["phase"]] += seconds
     assert by_phase == pytest.approx(dict(of_hosts), rel=1e-12)
     busy_ns = Counter[str]()
     for row in fleet.rows:
@@ -125,7 +125,7 @@ def test_each_cause_of_the_fleet_is_the_sum_over_all_its_requests(fleet: Fleet) 
 
 
 def test_no_two_hosts_tell_the_same_series(fleet: Fleet) -> None:
-    engines = {said["engine_id"] for scrape in fleet.scrapes for said, _ in scrape.all(_PHASES)}
+    engines = {labels["engine_id"] for scrape in fleet.scrapes for labels, _ in scrape.all(_PHASES)}
     assert engines == {f"engine-{host}" for host in range(HOSTS)}
     num = fleet.prometheus.one('count(inferscope_requests_total{finish_reason="stop"})')
     assert num == HOSTS

@@ -19,9 +19,9 @@ def test_without_a_list_all_attributes_pass() -> None:
 
 
 def test_unlisted_headers_are_removed_and_other_attributes_pass() -> None:
-    told = HeaderFilter(("priority",)).filtered(REQUEST)
-    assert told.attributes == {"endpoint": "/v1/completions"}
-    assert told.adapter == ""
+    filtered = HeaderFilter(("priority",)).filtered(REQUEST)
+    assert filtered.attributes == {"endpoint": "/v1/completions"}
+    assert filtered.adapter == ""
     assert REQUEST.attributes == NOTED, "the fold's own stays as it is"
 
 
@@ -34,6 +34,6 @@ def test_digits_are_those_that_an_engine_would_have_noted() -> None:
     sent = [(b"x-tenant", "caf\xe9".encode("latin-1")), (b"x-adapter", b"tuned")]
     listed = {VARIABLE: "tenant:hash=x-tenant,adapter:hash=x-adapter"}
     noted = AllowedHeaders(listed).read(sent)
-    told = HeaderFilter(("tenant:hash", "adapter:hash")).filtered(REQUEST)
-    assert told.attributes == {**noted, "endpoint": "/v1/completions"}
-    assert told.adapter == noted["adapter"]
+    filtered = HeaderFilter(("tenant:hash", "adapter:hash")).filtered(REQUEST)
+    assert filtered.attributes == {**noted, "endpoint": "/v1/completions"}
+    assert filtered.adapter == noted["adapter"]

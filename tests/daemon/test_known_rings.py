@@ -40,7 +40,7 @@ class Host:
         for _ in range(round(2 * seconds)):
             self.time.now_ns += SECOND_NS // 2
             for ring in rings:
-                ring.tell()
+                ring.write_all()
             if self.engines is not None:
                 self.engines.advance()
 
@@ -109,9 +109,9 @@ def test_a_ring_that_takes_the_place_of_a_dead_one_in_the_same_inode_is_followed
     elsewhere = Host(host.folder)
     elsewhere.time = host.time
     second = elsewhere.ring()
-    second.tell()
+    second.write_all()
     elsewhere.serve(second, 0, "second")
-    second.tell()
+    second.write_all()
     inode = first.path.stat().st_ino
     first.path.write_bytes(second.path.read_bytes())
     assert first.path.stat().st_ino == inode
@@ -133,14 +133,14 @@ def test_a_ring_that_cannot_be_read_any_more_costs_only_itself(tmp_path: Path) -
     good, bad = Ring(tmp_path, time), Ring(tmp_path, time, pid=2)
     follower = RingFollower(lambda: [good.path, bad.path], time)
     for ring in (good, bad):
-        ring.tell()
+        ring.write_all()
     follower.poll()
     number = make_unreadable(follower, bad.path)
     time.now_ns += SECOND_NS
-    good.tell()
-    told = {item.ring for item in follower.poll() if not isinstance(item.record, RingOpened)}
+    good.write_all()
+    rings_read = {item.ring for item in follower.poll() if not isinstance(item.record, RingOpened)}
     assert [str(bad.path) in note for note in follower.notes] == [True]
-    assert len(told - {number, READER}) == 1
+    assert len(rings_read - {number, READER}) == 1
     make_unreadable(follower, good.path)
     for ring in (good, bad):
         ring.path.unlink()
@@ -163,13 +163,13 @@ def test_a_ring_that_can_be_read_again_goes_on_where_it_ended(tmp_path: Path) ->
     follower = RingFollower(lambda: [ring.path], time, stays=True)
     items: list[Item] = []
     for at in range(12):
-        ring.tell()
+        ring.write_all()
         time.now_ns += SECOND_NS // 2
         if at in (3, 8):
             make_unreadable(follower, ring.path)
         items += follower.poll()
-    told_ns = [began_ns + at * SECOND_NS // 2 for at in range(12)]
-    assert health_of(items) == [(1, at_ns) for at_ns in told_ns]
+    times_ns = [began_ns + at * SECOND_NS // 2 for at in range(12)]
+    assert health_of(items) == [(1, at_ns) for at_ns in times_ns]
     assert [item.record.ring for item in items if isinstance(item.record, RingOpened)] == [1]
     assert len(follower.notes) == 1
     follower.close()
@@ -207,13 +207,13 @@ def test_a_process_that_seemed_dead_and_goes_on_is_followed_again(
     follower = RingFollower(lambda: [ring.path], time, stays=True)
     items: list[Item] = []
     for pause_s in (1, 1, 70, 1, 1, 1, 1):
-        ring.tell()
+        ring.write_all()
         for _ in range(2):
             time.now_ns += pause_s * SECOND_NS // 2
             items += follower.poll()
-    told = health_of(items)
-    assert [number for number, _ in told] == [1] * 7
-    assert len(set(told)) == 7
+    reports = health_of(items)
+    assert [number for number, _ in reports] == [1] * 7
+    assert len(set(reports)) == 7
     follower.close()
     ring.close()
 

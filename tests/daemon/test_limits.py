@@ -52,7 +52,7 @@ class Host:
         for _ in range(4):
             self.time.now_ns += 500_000_000
             for ring in self.rings.values():
-                ring.tell()
+                ring.write_all()
             self.engines.advance()
 
     def followed(self) -> list[str]:

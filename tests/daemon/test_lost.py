@@ -34,7 +34,7 @@ class Watch:
         for tick in range(round(2 * seconds)):
             self.time.now_ns += SECOND_NS // 2
             for ring in rings:
-                ring.tell()
+                ring.write_all()
             self.engines.advance()
             if tick % 2:
                 self._incidents.on_snapshot(self.engines.snapshot())
@@ -117,10 +117,10 @@ class Noting(Pins):
 
     def __init__(self, folder: Path, time: Time) -> None:
         super().__init__(PinSettings(folder), list, clock=time, log_line=lambda _: None)
-        self.told: list[tuple[str, int, int]] = []
+        self.pin_calls: list[tuple[str, int, int]] = []
 
     def pin(self, why: str, first_ns: int, last_ns: int) -> None:
-        self.told.append((why, first_ns, last_ns))
+        self.pin_calls.append((why, first_ns, last_ns))
 
 
 @pytest.mark.parametrize("on", ["breach", "stall"])
@@ -130,7 +130,7 @@ def test_what_missed_an_objective_is_a_breach(tmp_path: Path, on: str) -> None:
     for results in ({}, {"ttft": True}, {"ttft": True, "availability": False}):
         incidents.on_request(structs.replace(FINE, judged=Judged(results)))
     incidents.on_request(FINE)
-    assert pins.told == [("breach", FINE.arrived_ns, FINE.delivered_ns)] * (on == "breach")
+    assert pins.pin_calls == [("breach", FINE.arrived_ns, FINE.delivered_ns)] * (on == "breach")
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_an_engine_that_has_requests_and_makes_no_step_stalls(
         incidents.on_snapshot(replace(look, mono_ns=at_ns, engines=(now,)))
     engines.close()
     ring.close()
-    assert [why for why, _, _ in pins.told] == ["stall"] * num_pins
-    for _, first_ns, _ in pins.told:
+    assert [why for why, _, _ in pins.pin_calls] == ["stall"] * num_pins
+    for _, first_ns, _ in pins.pin_calls:
         assert first_ns == began_ns
 
 
@@ -217,7 +217,7 @@ def test_an_engine_that_admits_none_of_its_queue_stalls(
         incidents.on_snapshot(replace(look, mono_ns=at_ns, engines=(now,)))
     engines.close()
     ring.close()
-    assert pins.told == [("stall", began_ns, began_ns + 11 * SECOND_NS)] * num_pins
+    assert pins.pin_calls == [("stall", began_ns, began_ns + 11 * SECOND_NS)] * num_pins
 
 
 def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
         (view,) = look.engines
         assert view.folded_ns == folded_ns
         incidents.on_snapshot(replace(look, engines=(replace(view, num_running=1),)))
-    assert pins.told == []
+    assert pins.pin_calls == []
     while engines.advance():
         pass
     look = engines.snapshot()
@@ -245,7 +245,7 @@ def test_a_fold_that_is_far_behind_has_not_seen_a_stall(tmp_path: Path) -> None:
     assert time.now_ns - view.folded_ns < SECOND_NS
     # Folded, the minute has brought no step: that was one.
     incidents.on_snapshot(replace(look, engines=(replace(view, num_running=1),)))
-    assert [why for why, _, _ in pins.told] == ["stall"]
+    assert [why for why, _, _ in pins.pin_calls] == ["stall"]
     engines.close()
     ring.close()
 
@@ -260,7 +260,7 @@ def test_clean_exit_is_not_lost_before_its_shutdown_record_is_folded(tmp_path: P
     engines.advance()
     incidents.on_snapshot(engines.snapshot())
     for _ in range(3000):  # more than a turn takes
-        ring.tell()
+        ring.write_all()
     ring.say_goodbye()
     time.now_ns += 10 * SECOND_NS
     assert engines.advance()
@@ -273,5 +273,5 @@ def test_clean_exit_is_not_lost_before_its_shutdown_record_is_folded(tmp_path: P
     (view,) = engines.snapshot().engines
     assert (view.is_alive, view.has_ended) == (False, True)
     incidents.on_snapshot(engines.snapshot())
-    assert pins.told == []
+    assert pins.pin_calls == []
     engines.close()

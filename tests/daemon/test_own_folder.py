@@ -64,10 +64,10 @@ def is_untouched(victim: Path) -> bool:
 
 @pytest.mark.usefixtures("in_time")
 def test_a_pipe_in_place_of_the_budgets_is_one_line(tmp_path: Path) -> None:
-    path, said = tmp_path / "slo-state.json", list[str]()
+    path, lines = tmp_path / "slo-state.json", list[str]()
     os.mkfifo(path)
-    promises = SloTracker(OBJECTIVES, path, clock=Time(), log_line=said.append)
-    assert said == [
+    promises = SloTracker(OBJECTIVES, path, clock=Time(), log_line=lines.append)
+    assert lines == [
         f"budgets restart at zero: cannot read {path}: not a plain file of uid {os.geteuid()}"
     ]
     promises.save({})
@@ -75,11 +75,11 @@ def test_a_pipe_in_place_of_the_budgets_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_link_in_place_of_the_budgets_is_not_followed(tmp_path: Path, victim: Path) -> None:
-    path, said = tmp_path / "slo-state.json", list[str]()
+    path, lines = tmp_path / "slo-state.json", list[str]()
     for name in (path.name, f".{path.name}.{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    promises = SloTracker(OBJECTIVES, path, clock=Time(), log_line=said.append)
-    assert said == [f"budgets restart at zero: cannot read {path}: {os.strerror(40)}"]
+    promises = SloTracker(OBJECTIVES, path, clock=Time(), log_line=lines.append)
+    assert lines == [f"budgets restart at zero: cannot read {path}: {os.strerror(40)}"]
     promises.save({})
     assert is_untouched(victim)
     assert path.is_file()
@@ -89,19 +89,19 @@ def test_a_link_in_place_of_the_budgets_is_not_followed(tmp_path: Path, victim: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
 def test_budgets_of_another_user_are_not_taken_over(tmp_path: Path) -> None:
-    path, said = tmp_path / "slo-state.json", list[str]()
-    SloTracker(OBJECTIVES, path, clock=Time(), log_line=said.append).save({})
-    assert said == []
+    path, lines = tmp_path / "slo-state.json", list[str]()
+    SloTracker(OBJECTIVES, path, clock=Time(), log_line=lines.append).save({})
+    assert lines == []
     os.chown(path, OTHER_UID, OTHER_UID)
-    SloTracker(OBJECTIVES, path, clock=Time(), log_line=said.append)
-    assert len(said) == 1
-    assert "not a plain file of uid 0" in said[0]
+    SloTracker(OBJECTIVES, path, clock=Time(), log_line=lines.append)
+    assert len(lines) == 1
+    assert "not a plain file of uid 0" in lines[0]
 
 
 def test_a_pin_is_written_through_no_link(tmp_path: Path) -> None:
     time = Time()
-    ring, folder, said = Ring(tmp_path, time), tmp_path / "pins", list[str]()
-    pins = Pins(PinSettings(folder), lambda: [ring.path], clock=time, log_line=said.append)
+    ring, folder, lines = Ring(tmp_path, time), tmp_path / "pins", list[str]()
+    pins = Pins(PinSettings(folder), lambda: [ring.path], clock=time, log_line=lines.append)
     ring.pass_time(1)
     pins.pin("signal", time.now_ns, time.now_ns)
     pins.close()

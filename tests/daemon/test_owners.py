@@ -32,7 +32,7 @@ def test_rings_of_another_user_are_not_folded_into_an_engine(
     for path in (theirs, *theirs.rglob("*")):
         os.chown(path, 12345, 12345)
     for ring in rings:
-        ring.tell()
+        ring.write_all()
     engines = Engines(ours, sink=Finals(), clock=time)
     for ring in rings:
         ring.pass_time(1)
@@ -56,12 +56,12 @@ def test_samples_of_another_user_are_not_folded_into_an_engine(tmp_path: Path) -
         rings[name] = Ring(home, time, role=role, engine_id=name)
         for path in (home, *home.iterdir()):
             os.chown(path, uid, uid)
-        rings[name].tell()
+        rings[name].write_all()
     shared.chmod(0o1777)
     engines = Engines(shared, sink=Finals(), clock=time)
     for _ in range(4):
         for ring in rings.values():
-            ring.tell()
+            ring.write_all()
         time.now_ns += 1_000_000_000
         engines.advance()
     (followed,) = engines._followed.values()

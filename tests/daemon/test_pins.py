@@ -36,11 +36,11 @@ def span_s(pin: Path, time_ns: int) -> tuple[float, float]:
 
 
 def test_windows_that_overlap_are_one_file_and_others_are_not(tmp_path: Path) -> None:
-    time, said = Time(), list[str]()
+    time, lines = Time(), list[str]()
     ring = Ring(tmp_path, time)
     folder = tmp_path / "pins"
     settings = PinSettings(folder, before_s=10, after_s=10)
-    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=said.append)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=lines.append)
     follow(ring, pins, 60)
     first_ns = time.now_ns
     pins.pin("breach", first_ns, first_ns)
@@ -48,7 +48,7 @@ def test_windows_that_overlap_are_one_file_and_others_are_not(tmp_path: Path) ->
     assert len(list(folder.iterdir())) == 1
     pins.pin("breach", time.now_ns, time.now_ns)
     follow(ring, pins, 22)
-    assert len(said) == 1
+    assert len(lines) == 1
     pins.pin("signal", time.now_ns, time.now_ns)
     follow(ring, pins, 25)
     pins.close()
@@ -75,10 +75,10 @@ def test_a_window_is_whole_though_its_rings_are_read_in_pieces(
     rings = [Ring(tmp_path, time, pid=pid, role=f"worker{pid}") for pid in (1, 2)]
     for _ in range(1000):
         for ring in rings:
-            ring.tell()
+            ring.write_all()
     for _ in range(40):
         rings[0].pass_time(1)
-        rings[1].tell()
+        rings[1].write_all()
     settings = PinSettings(tmp_path / "pins", before_s=35, after_s=1)
     paths = [ring.path for ring in rings]
     pins = Pins(settings, lambda: paths, clock=time, log_line=lambda _: None)
@@ -176,17 +176,17 @@ def test_a_full_disk_costs_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_costs_one_line(tmp_path: Path) -> None:
-    time, said = Time(), list[str]()
+    time, lines = Time(), list[str]()
     ring = Ring(tmp_path, time)
     (tmp_path / "file").touch()
     settings = PinSettings(tmp_path / "file" / "pins")
-    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=said.append)
+    pins = Pins(settings, lambda: [ring.path], clock=time, log_line=lines.append)
     for _ in range(3):
         pins.pin("breach", time.now_ns, time.now_ns)
         follow(ring, pins, 70)
     ring.close()
-    assert len(said) == 1
-    assert "Not a directory" in said[0]
+    assert len(lines) == 1
+    assert "Not a directory" in lines[0]
 
 
 _MS = 1_000_000

@@ -11,8 +11,8 @@ RANK = Path(__file__).with_name("rank_by_hand.py")
 
 
 def overdue_s(collector: Collector) -> dict[str, float]:
-    told = collector.scrape().all("inferscope_rank_overdue_seconds")
-    return {labels["rank"]: value for labels, value in told}
+    series = collector.scrape().all("inferscope_rank_overdue_seconds")
+    return {labels["rank"]: value for labels, value in series}
 
 
 def test_the_rank_that_hangs_is_the_one_that_is_waited_for(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
 
         # A file that cannot be used, in each of the ways: one line, and all stays.
         good = collector.file.read_text(encoding="utf-8")
-        for bad, told in (
+        for bad, message in (
             (good + "pins: [\n", "not YAML"),
             (good.replace("pins: off", "pins: {max_md: 5}"), "Did you mean max_mb?"),
             (good.replace("port: 0", "port: x"), "exporters.prometheus: port is 'x'"),
@@ -80,10 +80,10 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
             (good + "shard: 1/2\n", "shard changed to 1/2, but 1/1 is collected"),
             (good.replace("exporters:", "exporters:\n  none: {}"), "no exporter is called 'none'"),
         ):
-            said = collector.reload(bad)
-            assert len(said.splitlines()) == 1
-            assert said.startswith("inferscope: reload failed, the configuration is unchanged: ")
-            assert told in said
+            output = collector.reload(bad)
+            assert len(output.splitlines()) == 1
+            assert output.startswith("inferscope: reload failed, the configuration is unchanged: ")
+            assert message in output
         eventually(
             lambda: (
                 collector.scrape().one("inferscope_collector_reloads_total", result="bad") == 8.0
@@ -112,9 +112,9 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
         # Another price and other tenants: what was paid is paid, on the address that it serves.
         other = good.replace("price_per_gpu_hour: 10", "price_per_gpu_hour: 1, tenants: [acme]")
         other += "counters: off\nheaders: [tenant]\n"
-        said = collector.reload(other)
-        assert f"serves {collector.url}" in said
-        assert "the change of counters takes effect when the collector restarts" in said
+        output = collector.reload(other)
+        assert f"serves {collector.url}" in output
+        assert "the change of counters takes effect when the collector restarts" in output
         engine.do("begin d", "go d 2", "end d stop")
         cheap = scraped(collector, num_requests=6)
         no_less(judged, cheap)
@@ -126,8 +126,8 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
 
         # Another address: the counters move with it.
         before = collector.url
-        said = collector.reload(other.replace("port: 0", "host: 127.0.0.2, port: 0"))
-        collector.url = said.split("serves ")[1].split()[0]
+        output = collector.reload(other.replace("port: 0", "host: 127.0.0.2, port: 0"))
+        collector.url = output.split("serves ")[1].split()[0]
         assert collector.url != before
         moved = scraped(collector, num_requests=6)
         no_less(cheap, moved)
@@ -143,7 +143,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
         again = scraped(collector, num_requests=8)
         assert again.one("inferscope_slo_requests_total", slo="ttft", result="bad") == 1
         assert collector.stop() == 0
-    assert "Traceback" not in collector.said()
+    assert "Traceback" not in collector.log()
 
 
 def test_files_and_pins_of_the_former_configuration_are_completed(tmp_path: Path) -> None:
@@ -151,21 +151,21 @@ def test_files_and_pins_of_the_former_configuration_are_completed(tmp_path: Path
     text = "exporters:\n  prometheus: {port: 0}\n  parquet: {folder: %s, rotate_s: 3600}\n"
     kept = f"pins: {{folder: {pins}, before_s: 1, after_s: 60, on: [signal]}}\n"
     with engine_by_hand(rings, "steady") as engine, collecting(rings, tmp_path) as collector:
-        said = collector.reload(text % one + kept)
-        assert f"parquet: writes requests, steps, slices to {one}" in said
-        assert "prometheus" not in said
+        output = collector.reload(text % one + kept)
+        assert f"parquet: writes requests, steps, slices to {one}" in output
+        assert "prometheus" not in output
         eventually(lambda: collector.scrape().all("inferscope_requests_total") != [])
         engine.do("begin a", "go a 2", "end a stop")
         scraped(collector, num_requests=1)
         collector.process.send_signal(10)  # SIGUSR1
         eventually(lambda: list(pins.glob("*.isr")) != [])
         collector.reload(text % other + "pins: off\n")
-        assert "pinned" in collector.said()
+        assert "pinned" in collector.log()
         engine.do("begin b", "go b 2", "end b stop")
         scraped(collector, num_requests=2)
         eventually(lambda: requests_in(one) == ["a"])
-        said = collector.reload("exporters:\n  prometheus: {port: 0}\npins: off\n")
-        assert "parquet: closed\n" in said
+        output = collector.reload("exporters:\n  prometheus: {port: 0}\npins: off\n")
+        assert "parquet: closed\n" in output
         eventually(lambda: requests_in(other) == ["b"])
         assert collector.stop() == 0
 

@@ -32,7 +32,7 @@ def test_an_engines_end_is_seen_though_its_sampler_goes_on(tmp_path: Path) -> No
             tape.put([sample("gpm", "GPU-1", values={"busy_share": 1.0}, **window)])
             tape.tend(cost_ns=0)
             for ring in rings:
-                ring.tell()
+                ring.write_all()
             engines.advance()
 
     go_on(20, core)

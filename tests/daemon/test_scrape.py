@@ -45,7 +45,7 @@ class Seen:
     rows: list[dict[str, Any]]
     pins: list[Path]
     exit_code: int
-    said: str
+    log: str
 
     @property
     def scrape(self) -> Scrape:
@@ -116,7 +116,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         eventually(is_all_there)
         scrape = collector.scrape()
         exit_code = collector.stop()
-        yield Seen(scrape, rows, sorted(pins.glob("*.isr")), exit_code, collector.said())
+        yield Seen(scrape, rows, sorted(pins.glob("*.isr")), exit_code, collector.log())
 
 
 def seconds(ns: float) -> Any:
@@ -211,11 +211,11 @@ def test_good_and_bad_are_what_the_export_makes_them(seen: Seen) -> None:
         "goodput": (sum(is_good), len(is_good) - sum(is_good)),
     }
     for slo, results in expected.items():
-        told = [
+        counts = [
             seen.scrape.one("inferscope_slo_requests_total", slo=slo, result=result)
             for result in ("good", "bad")
         ]
-        assert tuple(told) == results
+        assert tuple(counts) == results
         assert seen.scrape.total("inferscope_slo_breaches_total", slo=slo) == results[1]
     apart = seen.scrape.one("inferscope_slo_warmup_requests_total", slo="ttft")
     assert apart == len(warm_up)
@@ -269,7 +269,7 @@ def test_the_names_are_well_formed(seen: Seen) -> None:
 
 def test_sigterm_ends_it_well(seen: Seen) -> None:
     assert seen.exit_code == 0
-    assert "Traceback" not in seen.said
+    assert "Traceback" not in seen.log
 
 
 def test_a_pin_replays_with_the_requests_in_it_whole(seen: Seen, tmp_path: Path) -> None:

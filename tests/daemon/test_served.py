@@ -47,7 +47,7 @@ class Served:
     spans: list[Received] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     """Texts that were generated for the canary."""
-    told: dict[str, bytes] = field(default_factory=dict)
+    published: dict[str, bytes] = field(default_factory=dict)
     """All published text, by its source."""
 
 
@@ -90,24 +90,28 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
         for kind in ("text/plain", "application/openmetrics-text"):
             asked = urllib.request.Request(collector.url, headers={"Accept": kind})
             with urllib.request.urlopen(asked, timeout=30) as page:
-                run.told[f"/metrics as {kind}"] = page.read()
+                run.published[f"/metrics as {kind}"] = page.read()
         collector.process.send_signal(signal.SIGUSR1)
         eventually(lambda: any((folder / "pins").glob("pin-*")))
-        run.told["the collector's memory"] = _memory(collector.process.pid)
+        run.published["the collector's memory"] = _memory(collector.process.pid)
         assert run.server.stop() == 0
         assert collector.stop() == 0
-        run.told["the server's log"] = run.server.log.read_bytes()
-        run.told["the collector's log"] = collector.said().encode()
-        run.told["budgets"] = (folder / "budgets.json").read_bytes()
-        run.told["spans"] = b"".join(post.SerializeToString() for post in sink.posts)
-        run.told["metrics by OTLP"] = b"".join(post.SerializeToString() for post in sink.metrics)
-        run.told["rings"] = b"".join(path.read_bytes() for path in run.server.rings.rglob("*.ring"))
-        run.told["Parquet"] = _rows(folder / "parquet")
+        run.published["the server's log"] = run.server.log.read_bytes()
+        run.published["the collector's log"] = collector.log().encode()
+        run.published["budgets"] = (folder / "budgets.json").read_bytes()
+        run.published["spans"] = b"".join(post.SerializeToString() for post in sink.posts)
+        run.published["metrics by OTLP"] = b"".join(
+            post.SerializeToString() for post in sink.metrics
+        )
+        run.published["rings"] = b"".join(
+            path.read_bytes() for path in run.server.rings.rglob("*.ring")
+        )
+        run.published["Parquet"] = _rows(folder / "parquet")
         (pin,) = (folder / "pins").glob("*.isr")
         reader = RecordingReader(pin)
-        run.told["pins"] = b"".join(frame.payload for frame in reader.frames())
+        run.published["pins"] = b"".join(frame.payload for frame in reader.frames())
         reader.close()
-        run.told |= _commands(pin, folder)
+        run.published |= _commands(pin, folder)
         run.spans = sink.spans()
     return run
 
@@ -161,7 +165,7 @@ def _rows(folder: Path) -> bytes:
 
 def _commands(pin: Path, folder: Path) -> dict[str, bytes]:
     """Return the output of every command on a pin."""
-    told = {}
+    outputs = {}
     for words in (
         ("export", str(pin), "--format", "jsonl", "-o", "-"),
         ("export", str(pin), "--format", "perfetto", "-o", "-"),
@@ -175,8 +179,8 @@ def _commands(pin: Path, folder: Path) -> dict[str, bytes]:
         done = inferscope(*words, rings=folder / "none")
         assert done.returncode == 0, done.stderr
         name = " ".join(("inferscope", *(word for word in words if word != str(pin))))
-        told[name] = (done.stdout + done.stderr).encode()
-    return told
+        outputs[name] = (done.stdout + done.stderr).encode()
+    return outputs
 
 
 def _memory(pid: int) -> bytes:
@@ -243,16 +247,18 @@ def secrets(served: Served) -> Iterator[tuple[str, bytes]]:
 
 
 def test_no_prompt_completion_or_token_is_published(served: Served) -> None:
-    assert len(served.told) == 19
+    assert len(served.published) == 19
     found = [
         (name, where)
         for name, secret in secrets(served)
-        for where, told in served.told.items()
-        if secret in told
+        for where, content in served.published.items()
+        if secret in content
     ]
     assert found == []
     # All of it was looked through: what may be told is there.
-    anonymous = {where for where, told in served.told.items() if NAME.encode() not in told}
+    anonymous = {
+        where for where, content in served.published.items() if NAME.encode() not in content
+    }
     assert anonymous == {
         "/metrics as text/plain",
         "/metrics as application/openmetrics-text",
@@ -264,15 +270,15 @@ def test_no_prompt_completion_or_token_is_published(served: Served) -> None:
         "inferscope shares",
     }
     for where in anonymous:
-        told = served.told[where]
-        assert any(word in told for word in (b"builtin", b"served", b"ttft", b"measured")), where
+        content = served.published[where]
+        assert any(word in content for word in (b"builtin", b"served", b"ttft", b"measured")), where
 
 
 def test_exporters_receive_only_allowed_headers(served: Served) -> None:
-    told = served.told
-    assert TENANT.encode() in told["rings"]
-    assert b"of-its-own" in told["rings"]
+    contents = served.published
+    assert TENANT.encode() in contents["rings"]
+    assert b"of-its-own" in contents["rings"]
     for where in ("Parquet", "spans", "metrics by OTLP", "/metrics as text/plain", "budgets"):
-        assert TENANT.encode() not in told[where]
-        assert b"of-its-own" not in told[where]
-    assert f"'tenant': '{digits(TENANT.encode())}'".encode() in told["Parquet"]
+        assert TENANT.encode() not in contents[where]
+        assert b"of-its-own" not in contents[where]
+    assert f"'tenant': '{digits(TENANT.encode())}'".encode() in contents["Parquet"]

@@ -108,7 +108,7 @@ def test_shards_of_one_configuration_keep_out_of_each_others_way(tmp_path: Path)
 
 def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
     with engine_by_hand(tmp_path, "a"), engine_by_hand(tmp_path, "b"):
-        told = []
+        outputs = []
         for shard in ("1/2", "2/2"):
             done = subprocess.run(
                 [sys.executable, "-m", "inferscope", "collect", "--check", "--shard", shard],
@@ -123,9 +123,9 @@ def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
             )
             lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
             assert lines["rings"].endswith("running engines: 2")
-            told.append(lines["shard"])
+            outputs.append(lines["shard"])
     num = sum(Shard(1, 2).has(engine_id) for engine_id in "ab")
-    assert told == [
+    assert outputs == [
         f"{part}/2, running engines in it: {of}" for part, of in ((1, num), (2, 2 - num))
     ]
 
@@ -168,9 +168,9 @@ def test_collector_that_would_count_an_engine_twice_is_refused_in_one_line(
     with only_collector(tmp_path, runs):
         with pytest.raises(InferScopeError) as raised, only_collector(tmp_path, comes):
             raise AssertionError("it runs")
-        said = str(raised.value).replace(str(tmp_path), "FOLDER")
-        assert said.replace(str(os.getpid()), "PID").startswith(why)
-        assert "\n" not in said
+        message = str(raised.value).replace(str(tmp_path), "FOLDER")
+        assert message.replace(str(os.getpid()), "PID").startswith(why)
+        assert "\n" not in message
         if not runs.is_all:
             with only_collector(tmp_path, Shard(2, 2)):  # who fits comes in all the same
                 pass
@@ -200,8 +200,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         collectors = []
         for name, shard, of in (("one", "1/1", again), ("k1", "1/2", rings), ("k2", "2/2", rings)):
             (folder / name).mkdir()
-            told = {"INFERSCOPE_COLLECT_SHARD": shard}
-            collectors.append(stack.enter_context(collecting(of, folder / name, config, **told)))
+            environment = {"INFERSCOPE_COLLECT_SHARD": shard}
+            collectors.append(
+                stack.enter_context(collecting(of, folder / name, config, **environment))
+            )
         engines = []
         for engine_id in ENGINES:
             engines.append(stack.enter_context(engine_by_hand(rings, engine_id)))

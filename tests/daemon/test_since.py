@@ -43,7 +43,7 @@ class Host:
             RingWriter(home / "sampler-0-7.ring", me, capacity=1 << 20), self.time
         )
         self.is_sampled = False
-        self._core.tell()
+        self._core.write_all()
         for kind in (QUEUED, ADMITTED):
             request_id = "r" if kind == QUEUED else ""
             now_ns = self.time.now_ns
@@ -63,7 +63,7 @@ class Host:
                 )
             )
             self._core.write(StepSpan(now_ns, step, 0, start_ns, start_ns + 1, now_ns))
-            self._core.tell()
+            self._core.write_all()
             if self.is_sampled:
                 window = {"start_ns": start_ns, "end_ns": now_ns}
                 of = {"sm_active_share": SM_SHARE, "busy_share": 1.0}

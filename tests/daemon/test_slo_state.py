@@ -131,9 +131,9 @@ _OBJECTIVE = Objective("ttft", "ttft", 1_000_000_000, 0.9, 86400 * 10**9)
 
 
 def kept(folder: Path, time: Time, *objectives: Objective) -> tuple[SloTracker, list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     path = folder / "state.json"
-    return SloTracker(Objectives(objectives), path, clock=time, log_line=said.append), said
+    return SloTracker(Objectives(objectives), path, clock=time, log_line=lines.append), lines
 
 
 def spend(promises: SloTracker, time: Time) -> None:
@@ -149,17 +149,17 @@ def test_uncounted_time_is_reported_and_the_budget_survives(tmp_path: Path) -> N
     first.judge("resumed", counts_from_ns=time.now_ns - 7)
     first.save({"e": time.now_ns - 1, "resumed": 0})
     time.now_ns += CATCH_UP_NS
-    soon, said = kept(tmp_path, time, _OBJECTIVE)
-    assert (soon.resumes("e"), soon.resumes("new"), said) == (True, False, [])
+    soon, lines = kept(tmp_path, time, _OBJECTIVE)
+    assert (soon.resumes("e"), soon.resumes("new"), lines) == (True, False, [])
     saved_ns = time.now_ns - CATCH_UP_NS
     assert soon.counts_from_ns("e", time.now_ns) == saved_ns - 1
     assert soon.counts_from_ns("resumed", time.now_ns) == saved_ns - 7  # nothing folded yet
     assert saved_ns - 10 * SECOND_NS < soon.counts_from_ns("new", time.now_ns) < saved_ns
     time.now_ns += 100 * SECOND_NS
-    late, said = kept(tmp_path, time, _OBJECTIVE)
+    late, lines = kept(tmp_path, time, _OBJECTIVE)
     assert not late.resumes("e")
     assert late.counts_from_ns("e", 7) == 7
-    assert said == ["objectives: no collector ran for 400 s; those requests are not counted"]
+    assert lines == ["objectives: no collector ran for 400 s; those requests are not counted"]
     look = late.budget_state([])
     assert look.uncounted_ns == 400 * 10**9
     (budget,) = look.budgets
@@ -185,9 +185,9 @@ def test_a_budget_is_its_promises_and_outlives_another_window(tmp_path: Path) ->
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 9}', b"\xff" * 100])
 def test_a_damaged_file_is_one_line_and_a_new_beginning(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
-    promises, said = kept(tmp_path, Time(), _OBJECTIVE)
-    assert len(said) == 1
-    assert said[0].startswith("budgets restart at zero: ")
+    promises, lines = kept(tmp_path, Time(), _OBJECTIVE)
+    assert len(lines) == 1
+    assert lines[0].startswith("budgets restart at zero: ")
     assert promises.budget_state([]).budgets == ()
 
 
@@ -203,19 +203,19 @@ def test_budgets_outlive_what_is_unreadable_or_too_much_about_engines(
     path.write_text(json.dumps({**whole, "engines": {"e": "none"}}), encoding="utf-8")
     for most_bytes in (slo_state_module._MOST_ENGINES_BYTES, 1):
         monkeypatch.setattr(slo_state_module, "_MOST_ENGINES_BYTES", most_bytes)
-        then, said = kept(tmp_path, time, _OBJECTIVE)
+        then, lines = kept(tmp_path, time, _OBJECTIVE)
         (budget,) = then.budget_state(["m"]).budgets
         assert budget.num_bad == 1
         assert not then.resumes("e")
-        assert "cannot read the engines' state" in said[0]
+        assert "cannot read the engines' state" in lines[0]
 
 
 def test_a_disk_that_takes_nothing_costs_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said: list[str] = []
+    lines: list[str] = []
     path = tmp_path / "file" / "state.json"
-    promises = SloTracker(Objectives((_OBJECTIVE,)), path, clock=Time(), log_line=said.append)
+    promises = SloTracker(Objectives((_OBJECTIVE,)), path, clock=Time(), log_line=lines.append)
     for _ in range(3):
         promises.save({})
-    assert len(said) == 1
-    assert said[0].startswith("cannot write budgets to ")
+    assert len(lines) == 1
+    assert lines[0].startswith("cannot write budgets to ")

@@ -15,7 +15,7 @@ def test_a_turn_can_end_between_two_engines_and_the_next_one_folds_the_rest(tmp_
         Ring(tmp_path, time, engine_id=name, pid=number) for number, name in enumerate("abc", 1)
     ]
     for ring in rings:
-        ring.tell()
+        ring.write_all()
     engines = Engines(tmp_path, sink=Finals(), clock=time)
     for ring in rings:
         ring.pass_time(1)

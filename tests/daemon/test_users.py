@@ -78,13 +78,13 @@ def test_user_outside_the_group_of_a_shared_ring_sees_its_number(folder: Path) -
     with engine_by_hand(rings, "e", within=SHARED):
         assert modes(rings) == {"folder": 0o750, "ring": 0o640}
         (ring,) = (rings / "e").glob("*.ring")
-        said = []
+        lines = []
         for target in (rings, ring):
             done = command(STRANGER, "attach", str(target), "--once", rings=rings)
             assert (done.returncode, done.stdout) == (1, "")
-            said.append(done.stderr)
-        assert said[0] == said[1]
-        (line,) = said[0].splitlines()
+            lines.append(done.stderr)
+        assert lines[0] == lines[1]
+        (line,) = lines[0].splitlines()
         assert f"{rings}/e is closed to uid {READER_UID}: " in line
         assert line.endswith(f"Read it as that user, or in its group, {GROUP}.")
         rows = json.loads(command(STRANGER, "doctor", "--json", rings=rings).stdout)["checks"]
@@ -110,9 +110,9 @@ def test_another_user_of_the_group_reads_and_collects(folder: Path) -> None:
         assert (view["engine_id"], view["num_running"]) == ("shared", 1)
         # Of the one that it may not read the collector tells once, and goes on.
         closed = f"inferscope: {rings}/private is closed to uid {READER_UID}: "
-        eventually(lambda: closed in collector.said())
+        eventually(lambda: closed in collector.log())
         assert collector.stop() == 0
-        assert collector.said().count("is closed to") == 1
+        assert collector.log().count("is closed to") == 1
 
 
 def test_reader_of_a_group_cannot_write(folder: Path) -> None:

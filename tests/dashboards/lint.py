@@ -39,7 +39,9 @@ _WITHOUT_QUERY = ("text",)
 def complaints(dashboard: Json) -> list[str]:
     """Return what is wrong with a dashboard."""
     return [
-        f"{dashboard['uid']}: {rule.__name__}: {said}" for rule in RULES for said in rule(dashboard)
+        f"{dashboard['uid']}: {rule.__name__}: {complaint}"
+        for rule in RULES
+        for complaint in rule(dashboard)
     ]
 
 

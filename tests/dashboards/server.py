@@ -55,8 +55,8 @@ class Prometheus:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read().decode()
-            raise AssertionError(f"{asked.get('query')}: {said}") from None
+                detail = error.read().decode()
+            raise AssertionError(f"{asked.get('query')}: {detail}") from None
 
 
 @contextmanager

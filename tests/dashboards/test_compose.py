@@ -120,17 +120,17 @@ def test_they_ask_each_other_where_they_listen(compose: Compose, sources: Dataso
     assert set(make_exporters(config.exporters)) == {"prometheus", "otlp"}
     prometheus = yaml.safe_load(config_of(compose.services["prometheus"]).read_text())
     (job,) = prometheus["scrape_configs"]
-    told = config.exporters["prometheus"]
-    most = read_settings(told).max_series
+    settings = config.exporters["prometheus"]
+    most = read_settings(settings).max_series
     assert most < job["sample_limit"] < 2 * most
     assert job["label_value_length_limit"] >= MOST_LABEL
-    assert job["static_configs"] == [{"targets": [f"{told['host']}:{told['port']}"]}]
+    assert job["static_configs"] == [{"targets": [f"{settings['host']}:{settings['port']}"]}]
     # One file, on the host and in the container, whose user is in the group that may read it.
     shown = config_of(compose.services["prometheus"]).with_name(
         job["authorization"]["credentials_file"]
     )
-    assert told["token_file"] == str(shown)
-    assert told["engine_metrics"] == {"*": f"http://{LOCAL}:8000"}
+    assert settings["token_file"] == str(shown)
+    assert settings["engine_metrics"] == {"*": f"http://{LOCAL}:8000"}
     assert compose.services["prometheus"].group_add == ["${INFERSCOPE_GID:-1000}"]
     ((alertmanager,),) = (
         each["static_configs"] for each in prometheus["alerting"]["alertmanagers"]

@@ -96,16 +96,16 @@ FIELDS = {
 
 def environment(variables: list[Variable], pod: dict[str, str]) -> dict[str, str]:
     """Return a container's environment as the kubelet builds it: $(NAME) is an earlier one."""
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for each in variables:
         if each.value_from is not None:
-            told[each.name] = pod[each.value_from.field_ref.field_path]
+            values[each.name] = pod[each.value_from.field_ref.field_path]
             continue
         assert each.value is not None
         asked = re.findall(r"\$\((\w+)\)", each.value)
-        assert set(asked) <= told.keys(), "left as it stands"
-        told[each.name] = re.sub(r"\$\((\w+)\)", lambda found: told[found[1]], each.value)
-    return told
+        assert set(asked) <= values.keys(), "left as it stands"
+        values[each.name] = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], each.value)
+    return values
 
 
 @pytest.fixture(params=WAYS)
@@ -310,8 +310,8 @@ def test_collector_accepts_its_configuration(way: Way, tmp_path: Path) -> None:
     assert options.config == Path(config.mount_path) / "collect.yaml"
     assert set(make_exporters(way.config.exporters)) == set(way.config.exporters)
     # The environment overrides by names that are checked as well.
-    told = environment(way.collector.env, FIELDS)
-    overridden: Config = read_config(way.folder / "collect.yaml", told)
+    values = environment(way.collector.env, FIELDS)
+    overridden: Config = read_config(way.folder / "collect.yaml", values)
     make_exporters(overridden.exporters)
     if way.name == "daemonset":
         assert overridden.exporters["parquet"]["host"] == "node-1"
@@ -333,13 +333,13 @@ def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
     if way.name == "sidecar":
         (engine,) = way.pod.containers
         assert way.collector.restart_policy == "Always", "it starts before and ends after"
-        told = environment(engine.env, FIELDS)
+        values = environment(engine.env, FIELDS)
         rings = {m.name: m.mount_path for m in engine.volume_mounts}["rings"]
     else:
         patch = msgspec.convert(way._one("engine-patch.yaml"), Patch)
         pod = patch.spec.template.spec
         (patched,) = pod.containers
-        told = environment(patched.env, FIELDS)
+        values = environment(patched.env, FIELDS)
         (mount,) = patched.volume_mounts
         (volume,) = pod.volumes
         assert mount.name == volume.name
@@ -347,10 +347,10 @@ def test_engine_and_collector_share_rings_and_a_user(way: Way) -> None:
         assert volume.host_path is not None
         assert volume.host_path.path in {v.host_path.path for v in way.pod.volumes if v.host_path}
         (group,) = pod.security_context.supplemental_groups
-        assert told["INFERSCOPE_GROUP"] == str(group)
+        assert values["INFERSCOPE_GROUP"] == str(group)
         assert group in way.pod.security_context.supplemental_groups
-    assert told["INFERSCOPE"] == "1"
-    assert told["INFERSCOPE_DIR"] == rings == str(way.config.rings)
+    assert values["INFERSCOPE"] == "1"
+    assert values["INFERSCOPE_DIR"] == rings == str(way.config.rings)
 
 
 def test_an_engine_is_named_after_its_pod_and_namespace(
@@ -368,9 +368,9 @@ def test_an_engine_is_named_after_its_pod_and_namespace(
     for namespace in ("team-a", "team-b", "n" * 63):
         for name in ("vllm-0", "v" * 253):
             pod = {**FIELDS, "metadata.namespace": namespace, "metadata.name": name}
-            told = environment(variables, pod)["INFERSCOPE_ENGINE_ID"]
-            assert told == f"{namespace}.{name}"
-            monkeypatch.setenv("INFERSCOPE_ENGINE_ID", told)
+            named = environment(variables, pod)["INFERSCOPE_ENGINE_ID"]
+            assert named == f"{namespace}.{name}"
+            monkeypatch.setenv("INFERSCOPE_ENGINE_ID", named)
             found.add(engine_id())
     assert len(found) == 6
     assert {"team-a.vllm-0", "team-b.vllm-0"} <= found, "no other name than the folder's"
@@ -382,13 +382,16 @@ def test_traces_say_which_pod_and_node_they_are_of(
 ) -> None:
     for name, value in environment(way.collector.env, FIELDS).items():
         monkeypatch.setenv(name, value)
-    told = resource(EngineResource("team-a.vllm-0", "vllm", "m"), service_name=None)
-    assert told["k8s.node.name"] == "node-1"
+    attributes_of = resource(EngineResource("team-a.vllm-0", "vllm", "m"), service_name=None)
+    assert attributes_of["k8s.node.name"] == "node-1"
     if way.name == "sidecar":
-        assert (told["k8s.namespace.name"], told["k8s.pod.name"]) == ("team-a", "vllm-0")
+        assert (attributes_of["k8s.namespace.name"], attributes_of["k8s.pod.name"]) == (
+            "team-a",
+            "vllm-0",
+        )
     else:  # the collector's pod is not the engine's, and its host is the node
-        assert told["host.name"] == "node-1"
-        assert "k8s.pod.name" not in told
+        assert attributes_of["host.name"] == "node-1"
+        assert "k8s.pod.name" not in attributes_of
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

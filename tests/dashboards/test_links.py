@@ -79,9 +79,9 @@ def test_from_the_first_dashboard_one_comes_to_every_other_by_series() -> None:
 
 @pytest.mark.parametrize("uid", ALL)
 def test_alerts_that_fire_and_blindness_are_marked_on_every_dashboard(uid: str) -> None:
-    told = [each["expr"] for each in ALL[uid]["annotations"]["list"]]
-    assert any('alertname=~"InferScope.+"' in expr for expr in told)
-    assert any("attribution_coverage_ratio" in expr and "< 0.95" in expr for expr in told)
+    expressions = [each["expr"] for each in ALL[uid]["annotations"]["list"]]
+    assert any('alertname=~"InferScope.+"' in expr for expr in expressions)
+    assert any("attribution_coverage_ratio" in expr and "< 0.95" in expr for expr in expressions)
 
 
 def test_slow_percentiles_show_requests_and_their_traces() -> None:

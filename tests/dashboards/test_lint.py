@@ -116,7 +116,7 @@ FAULTS = {
 def test_a_fault_is_noticed_by_its_rule(fault: Callable[[Json], None]) -> None:
     broken = copy.deepcopy(ALL["inferscope-scheduler"])
     fault(broken)
-    assert FAULTS[fault] in {said.split(": ")[1] for said in complaints(broken)}
+    assert FAULTS[fault] in {complaint.split(": ")[1] for complaint in complaints(broken)}
 
 
 def test_every_rule_has_a_fault_that_it_notices() -> None:

@@ -34,11 +34,11 @@ def test_the_seconds_of_ranks_on_other_hosts_count_and_no_uncounted_engine_s(
 ) -> None:
     """The core's host tells the FLOPs of the whole engine, every host its own ranks' seconds."""
     phase = {"phase": "prefill"}
-    told = [series("inferscope_flops_total", CORE, 60, **phase)]
+    input_series = [series("inferscope_flops_total", CORE, 60, **phase)]
     for of in (CORE, ELSEWHERE, OTHER):
-        told.append(series("inferscope_gpu_phase_seconds_total", of, 1, **phase))
+        input_series.append(series("inferscope_gpu_phase_seconds_total", of, 1, **phase))
         peak = series("inferscope_gpu_peak_flops_per_second", of, 0, source="spec")
-        told.append({**peak, "values": f"{_PEAK_FLOPS}x12"})
+        input_series.append({**peak, "values": f"{_PEAK_FLOPS}x12"})
     (query,) = [
         query for each in dashboards().values() for query in queries(each) if query.panel == panel
     ]
@@ -48,7 +48,7 @@ def test_the_seconds_of_ranks_on_other_hosts_count_and_no_uncounted_engine_s(
         "eval_time": "50s",
         "exp_samples": [{"labels": labels, "value": figure}],
     }
-    test = {"interval": "5s", "input_series": told, "promql_expr_test": [asked]}
+    test = {"interval": "5s", "input_series": input_series, "promql_expr_test": [asked]}
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps({"evaluation_interval": "5s", "tests": [test]}), encoding="utf-8")
     done = subprocess.run(

@@ -82,9 +82,9 @@ def load(rings: Path) -> Iterator[str]:
             )
             for name, command in commands.items()
         }
-        said = running["made-up"].stdout
-        assert said is not None
-        yield said.readline().strip()
+        output = running["made-up"].stdout
+        assert output is not None
+        yield output.readline().strip()
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +126,11 @@ def test_the_budget_shown_is_the_one_that_is_promised(server: Prometheus) -> Non
     """The ratio of the only collector says the same: over each objective's window."""
     (query,) = [query for query in ASKED if query.panel == "Remaining budget"]
     shown, by = filled(query.expr), "model_name, slo"
-    told = f"max by ({by}) (inferscope_slo_budget_remaining_ratio)"
+    budget = f"max by ({by}) (inferscope_slo_budget_remaining_ratio)"
 
     def is_so() -> bool:
         # Where engines of a model are there and have requests, three objectives of each.
-        apart = server.ask(f"abs(({shown}) - on ({by}) ({told}))", is_instant=True)
+        apart = server.ask(f"abs(({shown}) - on ({by}) ({budget}))", is_instant=True)
         return len(apart) >= 3 and max(apart) < 1e-9
 
     eventually(is_so)

@@ -111,9 +111,9 @@ async def _ask(session: aiohttp.ClientSession, ask: Ask, path: str) -> None:
             whole = await answer.read()
             ask.first_ns = ask.ended_ns = time.monotonic_ns()
             if answer.status == 200:
-                told = json.loads(whole)
-                ask.usage = told["usage"]
-                ask.text = "".join(choice["text"] for choice in told["choices"])
+                document = json.loads(whole)
+                ask.usage = document["usage"]
+                ask.text = "".join(choice["text"] for choice in document["choices"])
             return
         async for line in answer.content:
             if not line.startswith(b"data: {"):

@@ -45,8 +45,8 @@ class Folded:
     def asked(self, external_id: str) -> dict[str, Any]:
         """Return what it says was asked, without the model and the engine's id."""
         start = "gen_ai.request."
-        told = {k.removeprefix(start): v for k, v in self.root(external_id).items() if start in k}
-        return {name: value for name, value in told.items() if name not in ("model", "id")}
+        values = {k.removeprefix(start): v for k, v in self.root(external_id).items() if start in k}
+        return {name: value for name, value in values.items() if name not in ("model", "id")}
 
 
 def fold(rings: Path) -> Folded:

@@ -96,8 +96,8 @@ class Server:
 
     def look(self) -> dict[str, Any]:
         """Attach for one look."""
-        told = self.inferscope("attach", self.home.name, "--once", "--json")
-        (engine,) = json.loads(told)["engines"]
+        output = self.inferscope("attach", self.home.name, "--once", "--json")
+        (engine,) = json.loads(output)["engines"]
         return dict(engine)
 
     def inferscope(self, *words: str) -> str:

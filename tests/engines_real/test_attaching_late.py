@@ -88,11 +88,11 @@ def test_a_running_process_is_observed_from_outside(
 def test_forbidden_attach_names_the_command_to_start_with(
     process: subprocess.Popen[bytes], environment: dict[str, str]
 ) -> None:
-    told = _inferscope(
+    done = _inferscope(
         PYTHON, {**environment, "INFERSCOPE_REMOTE_EXEC": "0"}, "attach", str(process.pid), "--once"
     )
-    assert told.returncode == 1
-    assert "inferscope run -- " in told.stderr
+    assert done.returncode == 1
+    assert "inferscope run -- " in done.stderr
     assert not list(Path(environment["INFERSCOPE_DIR"]).rglob("*.ring"))
 
 
@@ -100,6 +100,6 @@ def test_forbidden_attach_names_the_command_to_start_with(
 def test_an_older_python_cannot_and_tells_the_command(
     process: subprocess.Popen[bytes], environment: dict[str, str]
 ) -> None:
-    told = _inferscope(Path(sys.executable), environment, "attach", str(process.pid), "--once")
-    assert told.returncode == 1
-    assert "inferscope run -- " in told.stderr
+    done = _inferscope(Path(sys.executable), environment, "attach", str(process.pid), "--once")
+    assert done.returncode == 1
+    assert "inferscope run -- " in done.stderr

@@ -193,13 +193,13 @@ def test_a_session_writes_what_its_tests_have_shown(tmp_path: Path) -> None:
     run_pytest(tmp_path, "test_toy.py::test_two[first]")
     run_pytest(tmp_path, "-k", "first")
     assert not page.exists()
-    said = run_pytest(tmp_path)
+    run = run_pytest(tmp_path)
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")][2:]
     assert rows == [
         "| prefix cache | full |",
         "| stop strings | partial: one at a time |",
         "| LoRA adapters | partial: one |",
         "| offline, without a server | fails |",
-    ], said
+    ], run
     (tmp_path / "test_toy.py").write_text(TESTS.replace("prefix cache", "telepathy"))
     assert "test_two[first]: 'telepathy' is none of" in run_pytest(tmp_path)

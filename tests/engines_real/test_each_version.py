@@ -198,9 +198,9 @@ def lacks_at(python: Path, engine: str) -> tuple[Lack, ...]:
     return found.lacks
 
 
-def is_of(said: str, lack: Lack) -> bool:
+def is_of(line: str, lack: Lack) -> bool:
     """Return whether a line that the probe reported is of a feature that the check named."""
-    return said.startswith(f"{lack.feature.name}: ") or any(why in said for why in lack.missing)
+    return line.startswith(f"{lack.feature.name}: ") or any(why in line for why in lack.missing)
 
 
 @pytest.mark.parametrize("specification", [_claiming(each) for each in environments.VERSIONS])
@@ -227,12 +227,12 @@ def test_what_is_recorded_is_what_the_engine_computes(
     assert any(is_chunk(step, prompts) for step in seen)
     assert any(row["cached_tokens"] for row in rows.values())
     lacks = lacks_at(python, ENGINES[kind])
-    said = [
+    messages = [
         line.split("unsupported: ", 1)[1] for line in log.splitlines() if "unsupported: " in line
     ]
-    assert all(any(is_of(what, lack) for lack in lacks) for what in said), said
+    assert all(any(is_of(what, lack) for lack in lacks) for what in messages), messages
     if lacks:
         names = "; ".join(lack.feature.name for lack in lacks)
         folder = environments.folder_of(specification)
         show(Claim(ENGINES[kind], NAMED, "partial", f"without {names}", folder))
-    print(f"\n{specification}: {len(seen)} steps agree; unsupported: {said}")  # noqa: T201
+    print(f"\n{specification}: {len(seen)} steps agree; unsupported: {messages}")  # noqa: T201

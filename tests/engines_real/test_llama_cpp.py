@@ -79,13 +79,13 @@ if sys.argv[3] == "observe":
     llm, observed = answers()
     before = dict(vars(llama_cpp.Llama))  # the first Llama has left its own mark there
     with inferscope.observe(llm):
-        told = observed()
+        observed_answers = observed()
     assert dict(vars(llama_cpp.Llama)) == before, "something of ours is left"
     assert observed() == expected
 else:
     _, observed = answers()
-    expected = told = observed()
-print(json.dumps({"expected": expected, "told": told}))
+    expected = observed_answers = observed()
+print(json.dumps({"expected": expected, "observed": observed_answers}))
 """
 
 
@@ -118,9 +118,9 @@ def _program(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "probe failed" not in done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["told"] == said["expected"]
-    return next(rings.iterdir()), said
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["observed"] == answers["expected"]
+    return next(rings.iterdir()), answers
 
 
 RUN = (sys.executable, "-m", "inferscope", "run", "--")
@@ -135,36 +135,36 @@ RUN = (sys.executable, "-m", "inferscope", "run", "--")
 def test_every_token_of_a_real_llama_is_recorded_and_answers_stay(
     how: str, by: tuple[str, ...], model: Path, tmp_path: Path
 ) -> None:
-    rings, said = _program(tmp_path, str(model), json.dumps(CALLS), how, "plain", by=by)
-    told = Exported(rings)
-    told.check_sums()
-    rows = sorted(told.requests.values(), key=lambda row: int(row["arrived_ns"]))
+    rings, answers = _program(tmp_path, str(model), json.dumps(CALLS), how, "plain", by=by)
+    exported = Exported(rings)
+    exported.check_sums()
+    rows = sorted(exported.requests.values(), key=lambda row: int(row["arrived_ns"]))
     assert len(rows) == len(CALLS)
-    usages = [usage for _, _, usage in said["told"]]
-    for number, (row, (_, finish, usage)) in enumerate(zip(rows, said["told"], strict=True)):
+    usages = [usage for _, _, usage in answers["observed"]]
+    for number, (row, (_, finish, usage)) in enumerate(zip(rows, answers["observed"], strict=True)):
         usage = usage or usages[number + 1]
-        assert told.surplus(row["request"]) == 0, number
+        assert exported.surplus(row["request"]) == 0, number
         assert row["finish"] == finish
         assert row["prompt_tokens"] == usage["prompt_tokens"]
         is_beyond = number == END_OF_SEQUENCE
         assert row["output_tokens"] == usage["completion_tokens"] + is_beyond
     assert rows[1]["cached_tokens"] > len(LONG)
     assert rows[ALL_CACHED]["cached_tokens"] == rows[ALL_CACHED]["prompt_tokens"]
-    assert told.tokens[rows[ALL_CACHED]["request"]] == {}
+    assert exported.tokens[rows[ALL_CACHED]["request"]] == {}
 
 
 @pytest.mark.conformance("llama-cpp-python", "speculative decoding (n-gram)")
 def test_drafts_are_verified_and_those_accepted_need_no_step(model: Path, tmp_path: Path) -> None:
     prompts = ["abc" * 20, "to be or not to be " * 6]
     calls = [("create_completion", {"prompt": prompt, "max_tokens": 60}) for prompt in prompts]
-    rings, said = _program(tmp_path, str(model), json.dumps(calls), "observe", "drafts")
-    told = Exported(rings)
-    told.check_sums()
+    rings, answers = _program(tmp_path, str(model), json.dumps(calls), "observe", "drafts")
+    exported = Exported(rings)
+    exported.check_sums()
     (ring,) = rings.glob("*.ring")
     judged = [each for each in of(StepSlices, ring) if each.proposed]
     accepted = sum(sum(each.accepted[::2]) for each in judged)
-    rows = sorted(told.requests.values(), key=lambda row: int(row["arrived_ns"]))
-    for row, (_, finish, usage) in zip(rows, said["told"], strict=True):
+    rows = sorted(exported.requests.values(), key=lambda row: int(row["arrived_ns"]))
+    for row, (_, finish, usage) in zip(rows, answers["observed"], strict=True):
         assert (row["finish"], row["output_tokens"]) == (finish, usage["completion_tokens"])
-    assert sum(told.surplus(name) for name in told.requests) == -accepted
-    assert sum(tokens["verify"] for tokens in told.tokens.values()) > accepted > 0
+    assert sum(exported.surplus(name) for name in exported.requests) == -accepted
+    assert sum(tokens["verify"] for tokens in exported.tokens.values()) > accepted > 0

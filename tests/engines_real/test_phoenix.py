@@ -116,7 +116,7 @@ def test_every_trace_arrives_whole(phoenix: Phoenix, finals: Finals, protocol: s
     endpoint = phoenix.grpc_url if protocol == "grpc" else f"{phoenix.url}/v1/traces"
     exporter = OtlpExporter({"protocol": protocol, "endpoint": endpoint})
     exporter.open()
-    finals.tell(exporter)
+    finals.export_to(exporter)
     end_s = time.monotonic() + _LATEST_S
     while exporter.num_waiting:
         assert time.monotonic() < end_s, "it does not take them"
@@ -131,7 +131,7 @@ def test_every_trace_arrives_whole(phoenix: Phoenix, finals: Finals, protocol: s
         roots = [span for span in spans if span["parent_id"] is None]
     ids = {span["context"]["span_id"] for span in spans}
     assert all(span["parent_id"] in ids for span in spans if span["parent_id"] is not None)
-    told = {span["attributes"]["inferscope.request.id"] for span in roots}
-    assert told == {request.request_id for request in finals.requests}
+    exported_ids = {span["attributes"]["inferscope.request.id"] for span in roots}
+    assert exported_ids == {request.request_id for request in finals.requests}
     for name in ("inferscope.queue", "inferscope.prefill", "inferscope.decode"):
         assert sum(span["name"] == name for span in spans) == len(roots)

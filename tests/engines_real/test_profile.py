@@ -41,24 +41,24 @@ def profile(folder: Path, pid: int) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
+    document: dict[str, Any] = json.loads(done.stdout)
     events = json.loads(out.read_bytes())["traceEvents"]
-    told["steps"] = {e["name"] for e in events if e.get("pid") == "inferscope"}
-    return told
+    document["steps"] = {e["name"] for e in events if e.get("pid") == "inferscope"}
+    return document
 
 
-def hold_to_the_laws(folder: Path, told: dict[str, Any], *, kinds: set[str]) -> None:
+def hold_to_the_laws(folder: Path, document: dict[str, Any], *, kinds: set[str]) -> None:
     """Check that the model's operations lie in the phases that were asked for."""
     by_phase: dict[str, float] = {}
     products = set()
-    for row in told["rows"]:
+    for row in document["rows"]:
         by_phase[row["phase"]] = by_phase.get(row["phase"], 0.0) + row["self_ns"]
         if any(word in row["name"] for word in ("mm", "linear", "matmul")):
             products.add(row["phase"])
-    cost = {name: told[name] for name in ("slowdown", "stall_ns", "steps")}
+    cost = {name: document[name] for name in ("slowdown", "stall_ns", "steps")}
     sys.stdout.write(f"profile: {by_phase}, {cost}\n")
     assert kinds <= products
-    assert kinds <= told["steps"]
+    assert kinds <= document["steps"]
     # What a model does, it does in its steps; transformers samples between them.
     assert by_phase.get(BETWEEN, 0.0) < 0.3 * sum(by_phase.values())
     left = [path.name for path in folder.glob("rings/**/*") if "profile" in path.name]
@@ -107,13 +107,13 @@ def test_vllm_worker_operations_are_listed_by_phase(tmp_path: Path) -> None:
             ask_all(server.url, asks[-3:], at_once=3)
 
         with under_load(ask):
-            told = profile(tmp_path, server.process.pid)
+            document = profile(tmp_path, server.process.pid)
         after = streams("after", 2, tokens=60)
         ask_all(server.url, after, at_once=2)
         (worker,) = (r.identity.pid for r in server.engine.rings if r.identity.role == "worker")
-        assert told["pid"] == worker
+        assert document["pid"] == worker
     assert all(ask.status == 200 and ask.text for ask in [*asks, *after])
-    hold_to_the_laws(tmp_path, told, kinds={"decode"})
+    hold_to_the_laws(tmp_path, document, kinds={"decode"})
 
 
 @pytest.mark.conformance("transformers", "`inferscope profile PID`")
@@ -134,8 +134,8 @@ def test_transformers_server_operations_are_listed_by_phase(
 
         (engine,) = find_engines(tmp_path / "rings")
         with under_load(ask):
-            told = profile(tmp_path, engine.pids[0])
+            document = profile(tmp_path, engine.pids[0])
         last = transformers.Ask("last", 5, 20)
         last.send(port)
     assert all(ask.status == 200 and ask.usage for ask in [*asks, last])
-    hold_to_the_laws(tmp_path, told, kinds={"decode"})
+    hold_to_the_laws(tmp_path, document, kinds={"decode"})

@@ -194,11 +194,11 @@ def test_every_token_is_accounted_for_under_a_mixed_load(tmp_path: Path) -> None
 
         _check_a_killed_scheduler(server, tmp_path)
         assert server.stop() != 0  # SGLang gives up with its scheduler
-        told = {row["request"]: row for row in rows if row["kind"] == "request"}
+        folded = {row["request"]: row for row in rows if row["kind"] == "request"}
         recorded = server.export(tmp_path / "recorded.jsonl", record)
         again = {row["request"]: row for row in recorded if row["kind"] == "request"}
         assert again.pop("killed")["finish"] == "engine_lost"
-        assert again == told
+        assert again == folded
 
 
 def _check_a_killed_scheduler(server: Server, folder: Path) -> None:

@@ -61,8 +61,8 @@ def facts_by_request(ring: Path) -> dict[str, dict[str, list[Any]]]:
     names = {event.index: event.request_id for event in events if event.request_id}
     facts: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
-        said = (EVENTS[event.kind], event.prompt_tokens, event.cached_tokens, event.reason)
-        facts[names[event.index]]["events"].append(said)
+        fields = (EVENTS[event.kind], event.prompt_tokens, event.cached_tokens, event.reason)
+        facts[names[event.index]]["events"].append(fields)
     plans = {plan.step: plan for plan in facts_of(StepPlan, ring)}
     spans = {span.step: span for span in of(StepSpan, ring)}
     for slices in facts_of(StepSlices, ring):

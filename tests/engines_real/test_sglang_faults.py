@@ -75,8 +75,8 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _said(server: Server, hook: str) -> list[str]:
-    told = f"put into {hook}$"
-    return [line for line in server.log.read_text().splitlines() if re.search(told, line)]
+    pattern = f"put into {hook}$"
+    return [line for line in server.log.read_text().splitlines() if re.search(pattern, line)]
 
 
 def _num_failed(server: Server) -> int:
@@ -148,10 +148,10 @@ def test_a_fault_at_the_start_leaves_a_server_that_is_not_observed(tmp_path: Pat
     options = ("--max-total-tokens", "20000", "--max-running-requests", "2")
     with serving(tmp_path / "server", *options, **saboteur.environment) as server:
         texts = asyncio.run(_everything(server))
-        said = _said(server, sglang_faults.AT_START)
+        lines = _said(server, sglang_faults.AT_START)
     assert all(texts)
-    assert len(said) == 2, said
-    assert all("not observing" in line for line in said)
+    assert len(lines) == 2, lines
+    assert all("not observing" in line for line in lines)
     assert not list((tmp_path / "server" / "rings").glob("*/*.ring"))
 
 

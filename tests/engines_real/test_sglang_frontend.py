@@ -143,8 +143,8 @@ async def _asking(server: Server) -> None:
 def test_what_was_asked_of_the_sampling_is_on_the_spans(slow: Slow) -> None:
     asyncio.run(_asking(slow.server))
     slow.requests("asked")
-    told = fold(slow.server.home)
-    assert told.asked("ext-asked-much") == {
+    folded = fold(slow.server.home)
+    assert folded.asked("ext-asked-much") == {
         "stream": True,
         "max_tokens": 6,
         "temperature": 0.5,
@@ -155,10 +155,10 @@ def test_what_was_asked_of_the_sampling_is_on_the_spans(slow: Slow) -> None:
     }
     # To the scheduler this is a temperature of 1 and a choice of one token.
     little = {"stream": True, "max_tokens": 6, "temperature": 0}
-    assert told.asked("ext-asked-little") == little
-    assert told.asked("ext-asked-raw") == {"stream": False, "max_tokens": 3}
-    several = [each for each in told.requests if each.external_id == "ext-asked-thrice"]
-    choices = {told.roots[each.request_id]["gen_ai.request.choice.count"] for each in several}
+    assert folded.asked("ext-asked-little") == little
+    assert folded.asked("ext-asked-raw") == {"stream": False, "max_tokens": 3}
+    several = [each for each in folded.requests if each.external_id == "ext-asked-thrice"]
+    choices = {folded.roots[each.request_id]["gen_ai.request.choice.count"] for each in several}
     assert choices == {3}
 
 

@@ -66,6 +66,6 @@ def test_each_request_is_its_adapters(tmp_path: Path) -> None:
     with serving(tmp_path / "server", *options, PYTHONPATH=path) as server:
         answers = asyncio.run(_asking(server))
         time.sleep(1)
-        told = fold(server.home)
+        folded = fold(server.home)
     asked = {f"ext-{answer.rid}": answer.rid.split("-")[0] for answer in answers}
-    check_adapters(told, {k: v.removeprefix("plain") for k, v in asked.items()})
+    check_adapters(folded, {k: v.removeprefix("plain") for k, v in asked.items()})

@@ -80,8 +80,8 @@ def hold_to_the_truth(lines: list[dict[str, Any]], resumed_ns: int, num_bytes: i
 
 def num_finished(home: Path) -> int:
     """Return how many requests the core is through with."""
-    told = [record for path in home.glob("core-*.ring") for record in records(path)]
-    return sum(isinstance(record, RequestEvent) and record.kind == FINISHED for record in told)
+    events = [record for path in home.glob("core-*.ring") for record in records(path)]
+    return sum(isinstance(record, RequestEvent) and record.kind == FINISHED for record in events)
 
 
 def run(url: str, home: Path, export: Callable[[], list[dict[str, Any]]]) -> None:

@@ -155,15 +155,15 @@ def ask_all(port: int, asks: list[Ask]) -> None:
         thread.join()
 
 
-def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any]]:
-    told.check_sums()
+def hold_to_the_laws(exported: Exported, asks: list[Ask]) -> dict[str, dict[str, Any]]:
+    exported.check_sums()
     for ask in asks:
-        row = told.requests[ask.name]
+        row = exported.requests[ask.name]
         assert row["external_id"] == ask.name
         assert not row["joined_late"]
         assert ask.sent_ns <= row["arrived_ns"]
         if ask.give_up_after is None:
-            assert told.surplus(ask.name) == 0
+            assert exported.surplus(ask.name) == 0
             assert ask.status == 200
             assert row["finish"] == "length"
             assert (row["arrived_at"], row["delivered_at"]) == ("http", "http")
@@ -173,10 +173,10 @@ def hold_to_the_laws(told: Exported, asks: list[Ask]) -> dict[str, dict[str, Any
             assert row["delivered_ns"] <= ask.ended_ns + _SEND_NS
         else:
             # Tokens between the client's disconnect and its detection were not delivered.
-            assert told.surplus(ask.name) >= 0
+            assert exported.surplus(ask.name) >= 0
             assert row["finish"] == "client_cancel"
             assert 0 < row["output_tokens"] < ask.max_tokens
-    return told.requests
+    return exported.requests
 
 
 @pytest.mark.conformance("transformers", "what was asked of the sampling (`gen_ai.request.*`)")
@@ -210,13 +210,13 @@ def test_served_request_is_recorded_from_first_byte_to_last(
         time.sleep(1)
     assert "inferscope: the probe failed" not in (tmp_path / "server.log").read_text()
     rings = next((tmp_path / "rings").iterdir())
-    told = Exported(rings)
-    hold_to_the_laws(told, [first, *asks, last])
+    exported = Exported(rings)
+    hold_to_the_laws(exported, [first, *asks, last])
     folded = fold(rings)
     for ask in asks:
         expected = {"stream": ask.is_stream, "max_tokens": ask.max_tokens, "temperature": 0}
         assert folded.asked(ask.name) == expected
-    phases = [{share["phase"] for share in step["shares"]} for step in told.steps]
+    phases = [{share["phase"] for share in step["shares"]} for step in exported.steps]
     if options:
         assert {"prefill", "decode"} in phases, "no step was mixed: nothing is tested"
 
@@ -242,6 +242,6 @@ def test_each_of_two_served_models_is_an_engine_of_its_own(
     homes = sorted((tmp_path / "rings").iterdir(), key=lambda home: len(home.name))
     assert [home.name for home in homes] == [homes[0].name, f"{homes[0].name}-2"]
     for home, model in zip(homes, models, strict=True):
-        told = Exported(home)
-        rows = hold_to_the_laws(told, [ask for ask in asks if ask.model == str(model)])
+        exported = Exported(home)
+        rows = hold_to_the_laws(exported, [ask for ask in asks if ask.model == str(model)])
         assert len(rows) == len(asks) // 2

@@ -91,11 +91,11 @@ def hold_to_no_ledger(requests: Lines) -> None:
         assert request["last_token_ns"] <= request["delivered_ns"]
 
 
-def hold_to_what_is_said(rings: Path, log: str, name: str, method: str) -> None:
+def check_reports(rings: Path, log: str, name: str, method: str) -> None:
     """Check what is unsupported: once in the log, and on every screen."""
-    said = [line for line in log.splitlines() if "unsupported: the scheduler" in line]
-    assert len(said) == 1, said
-    assert method in said[0]
+    lines = [line for line in log.splitlines() if "unsupported: the scheduler" in line]
+    assert len(lines) == 1, lines
+    assert method in lines[0]
     (engine,) = json.loads(inferscope(rings, "attach", name, "--once", "--json"))["engines"]
     assert engine["health"]["probe_state"] == "unsupported"
     assert any(method in feature for feature in engine["health"]["unsupported"])
@@ -117,7 +117,7 @@ def test_a_vllm_without_a_scheduler_method_has_no_ledgers(tmp_path: Path, name: 
     with vllm_server.serving(tmp_path, vllm=program, record=record, **hidden) as server:
         ask_all(server.url, asks(), at_once=4)
         rings = server.folder / "rings"
-        hold_to_what_is_said(rings, server.log(), server.home.name, "update_from_output")
+        check_reports(rings, server.log(), server.home.name, "update_from_output")
         vllm_server.stop(server)
     hold_to_no_ledger(of_kind(vllm_server.export(server, record), "request"))
 
@@ -132,7 +132,7 @@ def test_a_sglang_without_a_scheduler_method_has_no_ledgers(tmp_path: Path, name
     ) as server:
         asyncio.run(ask_sglang(server))
         log = server.log.read_text()
-        hold_to_what_is_said(server.rings, log, server.home.name, "process_batch_result")
+        check_reports(server.rings, log, server.home.name, "process_batch_result")
         server.stop()
     rows = of_kind(server.export(tmp_path / "out.jsonl", record), "request")
     hold_to_no_ledger([row for row in rows if row["request"].startswith("ask")])

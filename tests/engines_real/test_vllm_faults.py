@@ -42,8 +42,8 @@ def test_faults_of_ours_are_said_once_and_every_answer_comes(tmp_path: Path) -> 
     assert len(whole) > 8
     for ask in whole:
         assert ask.usage["completion_tokens"] == ask.body["max_tokens"] * ask.body.get("n", 1)
-    said = [line for line in server.log().splitlines() if "our own mistake" in line]
-    assert len(said) == 3, said
+    lines = [line for line in server.log().splitlines() if "our own mistake" in line]
+    assert len(lines) == 3, lines
 
 
 EVERY_HOOK_FAILS = """

@@ -51,9 +51,9 @@ def test_requests_in_flight_are_lost_and_can_still_be_explained(tmp_path: Path, 
         assert ("engine_lost" in ledger) == (role != "frontend")
     others = [line for line in lines if line not in lost]
     hold_to_the_laws(others, done, was_core_killed=True)
-    said = _why(server, "dying-1")
-    assert "dying-1" in said
-    assert "lost with its engine" in said
+    output = _why(server, "dying-1")
+    assert "dying-1" in output
+    assert "lost with its engine" in output
 
 
 def _stream(name: str, num_tokens: int) -> Ask:

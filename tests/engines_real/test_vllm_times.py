@@ -124,8 +124,10 @@ def _serving_apart(folder: Path, **variables: str) -> Iterator[Server]:
     try:
         with serving(folder, "--max-num-seqs", "6", **variables) as server:
             for ring in server.engine.rings:
-                told = ring.identity
-                _keep_to(cores[-1:] if told.role == "frontend" else cores[:-1] or cores, told.pid)
+                identity = ring.identity
+                _keep_to(
+                    cores[-1:] if identity.role == "frontend" else cores[:-1] or cores, identity.pid
+                )
             _keep_to(cores[-1:], os.getpid())
             yield server
     finally:

@@ -67,12 +67,12 @@ def test_the_servers_spans_and_ours_are_in_the_clients_trace(tmp_path: Path) -> 
         _, _, url = server.url.partition("//")
         at = ours[place].attributes["server.address"], ours[place].attributes["server.port"]
         assert at == (url.partition(":")[0], int(url.partition(":")[2]))
-        told = _asked(ours[place])
-        assert told == ASKED[name]
+        attributes = _asked(ours[place])
+        assert attributes == ASKED[name]
         by_vllm = _asked(theirs[place])
-        both = by_vllm.keys() & told.keys()
+        both = by_vllm.keys() & attributes.keys()
         assert "max_tokens" in both
-        assert {word: by_vllm[word] for word in both} == {word: told[word] for word in both}
+        assert {word: by_vllm[word] for word in both} == {word: attributes[word] for word in both}
 
 
 def _ask(server: Server, name: str) -> None:
@@ -104,8 +104,8 @@ def _send_ours(server: Server, endpoint: str) -> None:
 
 def _asked(each: Received) -> dict[str, Any]:
     start = "gen_ai.request."
-    told = {k.removeprefix(start): v for k, v in each.attributes.items() if k.startswith(start)}
-    return {word: value for word, value in told.items() if word not in ("id", "model")}
+    values = {k.removeprefix(start): v for k, v in each.attributes.items() if k.startswith(start)}
+    return {word: value for word, value in values.items() if word not in ("id", "model")}
 
 
 def _parent(each: Received) -> tuple[str, str]:

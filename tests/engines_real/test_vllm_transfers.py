@@ -40,8 +40,8 @@ def _free_port() -> int:
 
 def _worker(role: str) -> tuple[str, str]:
     """Return the options of a server that only computes prompts, or only answers."""
-    told = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
-    return "--kv-transfer-config", json.dumps(told)
+    settings = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    return "--kv-transfer-config", json.dumps(settings)
 
 
 def _ask(server: Server, name: str, **body: Any) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def test_wait_for_transferred_blocks_is_recorded(tmp_path: Path) -> None:
         moved_bytes = metric(decode, "vllm:nixl_bytes_transferred_sum")
         assert stop(decode) == 0
         assert stop(prefill) == 0
-    told = fold(decode.home)
-    requests = {each.external_id: each for each in told.requests}
+    folded = fold(decode.home)
+    requests = {each.external_id: each for each in folded.requests}
     assert requests.pop("stayed").transfers == ()
     assert requests.keys() == prompts.keys()
     for name, request in requests.items():

@@ -31,7 +31,7 @@ def write_adapter(folder: Path, checkpoint: Path, *, seed: int) -> Path:
                 tensors[f"{name}.lora_{part}.weight"] = weights
     folder.mkdir(parents=True)
     _write(folder / "adapter_model.safetensors", tensors)
-    told = {
+    settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(checkpoint),
@@ -41,29 +41,29 @@ def write_adapter(folder: Path, checkpoint: Path, *, seed: int) -> Path:
         "target_modules": list(_TARGETS),
         "bias": "none",
     }
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
 
 
-def check_adapters(told: Folded, asked: Mapping[str, str]) -> None:
+def check_adapters(folded: Folded, asked: Mapping[str, str]) -> None:
     """Hold what was folded against the adapter that each client asked for.
 
     Args:
-        told: of the server's rings.
+        folded: the fold of the server's rings.
         asked: by the client's name of a request, its adapter; empty for the base model.
     """
-    requests = {each.external_id: each for each in told.requests}
+    requests = {each.external_id: each for each in folded.requests}
     assert {name: requests[name].adapter for name in asked} == dict(asked)
     for name, adapter in asked.items():
-        assert told.root(name).get("inferscope.request.adapter") == (adapter or None)
+        assert folded.root(name).get("inferscope.request.adapter") == (adapter or None)
     tokens, seconds = "inferscope_adapter_tokens_total", "inferscope_adapter_gpu_seconds_total"
-    everyone = sum(each.output_tokens for each in told.requests)
-    assert told.page.total(tokens, kind="output") == everyone
+    everyone = sum(each.output_tokens for each in folded.requests)
+    assert folded.page.total(tokens, kind="output") == everyone
     for adapter in filter(None, asked.values()):  # of its own from the third time on
-        mine = sum(each.output_tokens for each in told.requests if each.adapter == adapter)
-        assert 0 < told.page.one(tokens, adapter=adapter, kind="output") < mine
-        assert told.page.one(seconds, adapter=adapter, phase="prefill") > 0
-        assert told.page.one(seconds, adapter=adapter, phase="decode") > 0
+        mine = sum(each.output_tokens for each in folded.requests if each.adapter == adapter)
+        assert 0 < folded.page.one(tokens, adapter=adapter, kind="output") < mine
+        assert folded.page.one(seconds, adapter=adapter, phase="prefill") > 0
+        assert folded.page.one(seconds, adapter=adapter, phase="decode") > 0
 
 
 def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:  # type: ignore[type-arg]
@@ -74,8 +74,8 @@ def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:  # type: ignore[
         offsets = [at, at + tensor.nbytes]
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": offsets}
         at += tensor.nbytes
-    told = json.dumps(header).encode()
+    encoded = json.dumps(header).encode()
     with path.open("wb") as out:
-        out.write(struct.pack("<Q", len(told)) + told)
+        out.write(struct.pack("<Q", len(encoded)) + encoded)
         for tensor in tensors.values():
             out.write(tensor.tobytes())

@@ -52,14 +52,14 @@ def hold_to_the_laws(
         assert all(ns > 0 for ns in ledger.values())
         assert not request["joined_late"]
     for ask in asks:
-        told = by_name.pop(ask.name)
+        final = by_name.pop(ask.name)
         if not ask.is_whole:
             continue
-        assert len(told) == ask.body.get("n", 1)
-        assert {request["prompt_tokens"] for request in told} == {ask.usage["prompt_tokens"]}
-        outputs = sum(request["output_tokens"] for request in told)
+        assert len(final) == ask.body.get("n", 1)
+        assert {request["prompt_tokens"] for request in final} == {ask.usage["prompt_tokens"]}
+        outputs = sum(request["output_tokens"] for request in final)
         assert outputs == ask.usage["completion_tokens"]
-        for request in told:
+        for request in final:
             assert request["arrived_at"] == request["delivered_at"] == "http"
             due = request["prompt_tokens"] - request["cached_tokens"] + request["output_tokens"] - 1
             spent = computed[request["request"]] - again[request["request"]]
@@ -71,8 +71,8 @@ def hold_to_the_laws(
             # Draft tokens that were rejected, or came after the last, are computed in vain.
             assert due <= spent <= due + guessed[request["request"]]
         details = ask.usage.get("prompt_tokens_details") or {}
-        if len(told) == 1 and "cached_tokens" in details:
-            assert told[0]["cached_tokens"] == details["cached_tokens"]
+        if len(final) == 1 and "cached_tokens" in details:
+            assert final[0]["cached_tokens"] == details["cached_tokens"]
     assert not by_name  # health probes, and the like, are no requests
     return {
         "steps": len(of_kind(lines, "step")),

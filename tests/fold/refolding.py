@@ -17,7 +17,7 @@ from inferscope.ring.recording import RecordingWriter
 from inferscope.ring.writer import RingWriter
 from tests.fold.scripts import Finals
 
-Told = list[tuple[int, int, Frame]]
+Frames = list[tuple[int, int, Frame]]
 """Time, ring and frame of each record."""
 
 
@@ -34,9 +34,9 @@ class MovedClock:
         return self.now_ns
 
 
-def folded_from(rings: list[Path]) -> Told:
+def folded_from(rings: list[Path]) -> Frames:
     """Return all records of some rings, in the order of time."""
-    out: Told = []
+    out: Frames = []
     for number, path in enumerate(rings):
         reader = RingReader(path)
         while frames := reader.read():
@@ -50,7 +50,7 @@ def folded_from(rings: list[Path]) -> Told:
 
 def fold_again(
     rings: list[Path],
-    told: Told,
+    frames: Frames,
     folder: Path,
     rng: random.Random,
     *sinks: Finals,
@@ -66,7 +66,7 @@ def fold_again(
         path = folder / f"{rings[number].stem}.ring"
         same_boot = msgspec.structs.replace(identities[number], boot_id=boot_id())
         writers[number] = RingWriter(path, same_boot, capacity=4 << 20)
-    clock = MovedClock(told[0][0])
+    clock = MovedClock(frames[0][0])
     recording = folder / "run.isr"
     paths = [folder / f"{rings[number].stem}.ring" for number in order]
     source = RingSource(
@@ -78,7 +78,7 @@ def fold_again(
         most_bytes=most_bytes,
     )
     next_poll_ns = clock.now_ns
-    for t_ns, number, frame in told:
+    for t_ns, number, frame in frames:
         while next_poll_ns <= t_ns:
             clock.now_ns = next_poll_ns
             for writer in writers.values():
@@ -90,7 +90,7 @@ def fold_again(
     for writer in writers.values():
         writer.beat(0)
         writer.close()
-    clock.now_ns = told[-1][0] + 10_000_000
+    clock.now_ns = frames[-1][0] + 10_000_000
     while not source.has_ended:
         source.advance()
     source.close()

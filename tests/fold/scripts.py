@@ -76,7 +76,7 @@ class Script:
     def __init__(self) -> None:
         self.now_ns = START_NS
         self.rings: list[Ring] = []
-        self.told: list[tuple[int, Record]] = []
+        self.entries: list[tuple[int, Record]] = []
 
     def at(self, ms: float) -> None:
         """Move the clock to a time in milliseconds after the start."""
@@ -91,19 +91,19 @@ class Script:
         opened = RingOpened(
             self.now_ns, ring.number, engine_id, role, rank, 1, "host", "boot", self.now_ns, 0
         )
-        self.told.append((READER, opened))
+        self.entries.append((READER, opened))
         ring.keyframe(ranks=ranks)
         return ring
 
     def miss(self, ring: Ring, num_frames: int = 3) -> None:
         """Drop frames of a ring."""
-        self.told.append((READER, Missed(self.now_ns, ring.number, num_frames, "lapped")))
+        self.entries.append((READER, Missed(self.now_ns, ring.number, num_frames, "lapped")))
 
     def items(self, *, until_ms: float | None = None) -> list[Item]:
         """Return all written records in fold order, Ticks included."""
         merger = Merger()
         out: list[Item] = []
-        for sequence, (number, record) in enumerate(self.told):
+        for sequence, (number, record) in enumerate(self.entries):
             if isinstance(record, RingOpened):
                 out.append(Item(record.t_ns, READER, 0, record, encode(record)))
             elif isinstance(record, Missed):
@@ -136,7 +136,7 @@ class Script:
         """
         finals = Finals()
         collector = Collector(finals)
-        for number, record in self.told:
+        for number, record in self.entries:
             collector.fold(number, record)
         collector.fold(READER, Tick(self.now_ns + ARRIVALS_NS, self.now_ns + ARRIVALS_NS))
         return collector, finals
@@ -158,8 +158,8 @@ class Ring:
     def now_ns(self) -> int:
         return self.script.now_ns
 
-    def tell(self, record: Record) -> None:
-        self.script.told.append((self.number, record))
+    def write(self, record: Record) -> None:
+        self.script.entries.append((self.number, record))
 
     # --- itself
 
@@ -175,16 +175,16 @@ class Ring:
     ) -> None:
         """Write a keyframe: identity, start of a pause, and all requests in flight."""
         paused_ns = None if paused_ms is None else START_NS + round(paused_ms * MS)
-        self.tell(Keyframe(self.now_ns, state, -1, paused_ns))
+        self.write(Keyframe(self.now_ns, state, -1, paused_ns))
         own = (self.rank % ranks, stage, dp_rank, 0)
         info = EngineInfo(self.now_ns, "made-up", ranks=own, sizes=(ranks, 1, 1, 1), device="gpu")
-        self.tell(info)
+        self.write(info)
         self.live(sorted(self._ids) if listed else [])
-        self.tell(Clock(self.now_ns, self.now_ns))
+        self.write(Clock(self.now_ns, self.now_ns))
 
     def live(self, indices: Sequence[int], *, state: int = RUNNING) -> None:
         n = len(indices)
-        self.tell(
+        self.write(
             Live(
                 self.now_ns,
                 array("I", indices).tobytes(),
@@ -198,7 +198,7 @@ class Ring:
 
     def health(self, *, state: int = ON, through_ns: int | None = None) -> None:
         through_ns = self.now_ns if through_ns is None else through_ns
-        self.tell(ProbeHealth(self.now_ns, state, 0, 0, 0, through_ns))
+        self.write(ProbeHealth(self.now_ns, state, 0, 0, 0, through_ns))
 
     def forget(self, index: int) -> None:
         self._ids.pop(index, None)
@@ -212,7 +212,7 @@ class Ring:
         self._next += 1
         self._ids[index] = request_id
         at_ns = self.now_ns if at_ms is None else START_NS + round(at_ms * MS)
-        self.tell(RequestEvent(self.now_ns, index, kind, at_ns, request_id, **more))  # type: ignore[arg-type]
+        self.write(RequestEvent(self.now_ns, index, kind, at_ns, request_id, **more))  # type: ignore[arg-type]
         return index
 
     def received(self, request_id: str, **more: object) -> int:
@@ -222,7 +222,7 @@ class Ring:
         return self.enter(QUEUED, request_id, prompt_tokens=8, **more)  # type: ignore[arg-type]
 
     def event(self, index: int, kind: int, **more: object) -> None:
-        self.tell(RequestEvent(self.now_ns, index, kind, self.now_ns, **more))  # type: ignore[arg-type]
+        self.write(RequestEvent(self.now_ns, index, kind, self.now_ns, **more))  # type: ignore[arg-type]
 
     def tokenised(self, index: int) -> None:
         self.event(index, TOKENISED, prompt_tokens=8)
@@ -238,7 +238,7 @@ class Ring:
 
     def transferred(self, index: int, start_ms: float, end_ms: float, *peer: str) -> None:
         start, end = (START_NS + round(ms * MS) for ms in (start_ms, end_ms))
-        self.tell(Transfer(self.now_ns, index, 4096, start, end, *peer))
+        self.write(Transfer(self.now_ns, index, 4096, start, end, *peer))
 
     def finished(self, index: int, reason: str = "stop") -> None:
         self.forget(index)
@@ -259,19 +259,19 @@ class Ring:
         tokens = [1] * len(indices) if tokens is None else tokens
         columns = array("I", indices).tobytes(), array("I", tokens).tobytes()
         blocked_ns = array("q", [round(ms * MS) for ms in blocked_ms]).tobytes()
-        self.tell(Emitted(self.now_ns, *columns, at_ns=at_ns, blocked_ns=blocked_ns))
+        self.write(Emitted(self.now_ns, *columns, at_ns=at_ns, blocked_ns=blocked_ns))
 
     # --- steps
 
     def plan(self, step: int) -> None:
-        self.tell(StepPlan(self.now_ns, step, self.now_ns, self.now_ns, 0, 1, 1, 0, 10))
+        self.write(StepPlan(self.now_ns, step, self.now_ns, self.now_ns, 0, 1, 1, 0, 10))
 
     def slices(self, step: int, rows: Sequence[tuple[int, int, int]]) -> int:
         """Write a step's rows (request, tokens, context); one token with context is a decode."""
         indices = array("I", [row[0] for row in rows]).tobytes()
         tokens = array("I", [row[1] for row in rows]).tobytes()
         digest = digest64(indices, tokens)
-        self.tell(
+        self.write(
             StepSlices(
                 self.now_ns,
                 step,
@@ -293,7 +293,7 @@ class Ring:
             from msgspec.structs import replace
 
             record = replace(record, **more)
-        self.tell(record)
+        self.write(record)
 
     def step(
         self, step: int, rows: Sequence[tuple[int, int, int]], *, start_ms: float, end_ms: float

@@ -21,7 +21,7 @@ def seen(script: Script, *, until_ms: float = END_MS) -> EngineView:
         script.at(at_ms)
         for ring in script.rings:
             ring.health()
-    script.told.sort(key=lambda told: told[1].t_ns)
+    script.entries.sort(key=lambda entry: entry[1].t_ns)
     collector, _ = script.play(until_ms=until_ms)
     (view,) = snapshot(collector, window_ns=10**10, mode="live").engines
     return view
@@ -30,13 +30,13 @@ def seen(script: Script, *, until_ms: float = END_MS) -> EngineView:
 def plan(core: Ring, step: int, *, binding: str = "none", running: int = 1) -> None:
     """Report a plan that leaves a request in the queue."""
     now_ns = core.now_ns
-    core.tell(StepPlan(now_ns, step, now_ns, now_ns, 1, running, 1, 0, 10, b"", binding))
+    core.write(StepPlan(now_ns, step, now_ns, now_ns, 1, running, 1, 0, 10, b"", binding))
 
 
 def describe(core: Ring, **changes: object) -> None:
     """Fold an EngineInfo with other values."""
-    infos = [record for _, record in core.script.told if isinstance(record, EngineInfo)]
-    core.tell(replace(infos[-1], t_ns=core.now_ns, **changes))
+    infos = [record for _, record in core.script.entries if isinstance(record, EngineInfo)]
+    core.write(replace(infos[-1], t_ns=core.now_ns, **changes))
 
 
 def livelocked() -> tuple[Script, Ring]:

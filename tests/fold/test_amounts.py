@@ -29,18 +29,18 @@ _SLICE = st.tuples(
 Slices = list[tuple[int, int, int]]
 
 
-def sliced(told: Slices) -> Joined:
+def sliced(rows: Slices) -> Joined:
     """Return a step with these slices."""
-    num = len(told)
-    tokens = [1 if phase == DECODE else of for phase, of, _ in told]
+    num = len(rows)
+    tokens = [1 if phase == DECODE else of for phase, of, _ in rows]
     slices = StepSlices(
         1,
         0,
         0,
         array("I", range(num)).tobytes(),
-        bytes(phase for phase, _, _ in told),
+        bytes(phase for phase, _, _ in rows),
         array("I", tokens).tobytes(),
-        array("I", [context for _, _, context in told]).tobytes(),
+        array("I", [context for _, _, context in rows]).tobytes(),
         b"",
         array("H", [1] * num).tobytes(),
     )
@@ -49,12 +49,12 @@ def sliced(told: Slices) -> Joined:
 
 
 @pytest.mark.parametrize("shape", [DENSE, WINDOWED, None])
-@given(told=st.lists(st.lists(_SLICE, min_size=1, max_size=9), min_size=1, max_size=5))
+@given(steps_slices=st.lists(st.lists(_SLICE, min_size=1, max_size=9), min_size=1, max_size=5))
 def test_steps_move_and_compute_what_their_slices_do(
-    shape: Shape | None, told: list[Slices]
+    shape: Shape | None, steps_slices: list[Slices]
 ) -> None:
     rates = rates_of(shape)
-    steps = [sliced(slices) for slices in told]
+    steps = [sliced(slices) for slices in steps_slices]
     rows = Columns(steps)
     counted = count_rows(rows, np.arange(len(rows.slots)), [step.slices for step in steps], rates)
     for at, moved in enumerate(counted.moved.tolist()):

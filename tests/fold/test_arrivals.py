@@ -69,10 +69,10 @@ def test_all_members_of_the_step_at_arrival_are_blamed_though_it_is_written_late
     final = only(finals, "victim")
     assert final.ledger_ns["queue"] == 72 * MS
     assert final.ledger_ns["queue_idle"] == 1 * MS
-    told = blamed_ns(final, "queue")
-    assert set(told) == {"big", "small"}
-    assert sum(told.values()) == 72 * MS
-    assert told["big"] > told["small"] > 0
+    shares_ns = blamed_ns(final, "queue")
+    assert set(shares_ns) == {"big", "small"}
+    assert sum(shares_ns.values()) == 72 * MS
+    assert shares_ns["big"] > shares_ns["small"] > 0
 
 
 @pytest.mark.parametrize("queued_ms", [102.5, 30.5])
@@ -109,7 +109,7 @@ def test_a_front_end_that_reports_after_the_core_leaves_the_queue_its_time() -> 
     script.at(102.7)
     seen = front_end.received("victim", at_ms=28)
     tokenised = RequestEvent(script.now_ns, seen, TOKENISED, START_NS + 30 * MS, prompt_tokens=8)
-    front_end.tell(tokenised)
+    front_end.write(tokenised)
     serve_after(script, core, victim, others=[big])
     front_end.emitted([seen], at_ns=START_NS + 114 * MS)
     script.at(115)

@@ -24,9 +24,9 @@ from tests.fold.test_cuts import assert_cuts_do_not_show
 
 def most(final: FinalRequest, cause: str) -> BlameShare:
     """Return the largest blame share of a cause."""
-    told = [one for one in final.blame if one.cause == cause and one.request_id is not None]
-    assert told == sorted(told, key=lambda one: -one.ns)
-    return told[0]
+    shares = [one for one in final.blame if one.cause == cause and one.request_id is not None]
+    assert shares == sorted(shares, key=lambda one: -one.ns)
+    return shares[0]
 
 
 # --- synthetic engines ----------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_the_plan_of_a_step_states_its_scarce_resource() -> None:
         mine = core.queued("mine")
         script.at(2)
         core.plan(0)
-        script.told[-1] = (core.number, replace(script.told[-1][1], binding=binding))
+        script.entries[-1] = (core.number, replace(script.entries[-1][1], binding=binding))
         script.at(12)
         core.span(0, 2, 12)
         core.slices(0, [(small, 1, 80), (large, 40, 1)])
@@ -51,16 +51,16 @@ def test_the_plan_of_a_step_states_its_scarce_resource() -> None:
         core.admitted(mine)
         core.finished(mine)
         _, finals = script.play(until_ms=400)
-        told = {one.request_id: one.ns for one in finals.only().blame}
-        assert sum(told.values()) == 10 * MS
-        assert told["small"] == pytest.approx(expected * 10 * MS, abs=1)
+        blamed_ns = {one.request_id: one.ns for one in finals.only().blame}
+        assert sum(blamed_ns.values()) == 10 * MS
+        assert blamed_ns["small"] == pytest.approx(expected * 10 * MS, abs=1)
 
 
 @pytest.mark.parametrize("block_tokens", [0, -16, -1000, 2**64 - 1])
 def test_blocks_of_an_impossible_size_are_counted_in_tokens(block_tokens: int) -> None:
     script = Script()
     core = script.ring()
-    core.tell(EngineInfo(script.now_ns, "made-up", device="gpu", block_tokens=block_tokens))
+    core.write(EngineInfo(script.now_ns, "made-up", device="gpu", block_tokens=block_tokens))
     small, large = core.queued("small"), core.queued("large")
     for index in (small, large):
         core.admitted(index)
@@ -68,9 +68,11 @@ def test_blocks_of_an_impossible_size_are_counted_in_tokens(block_tokens: int) -
     mine = core.queued("mine")
     core.step(0, [(small, 20, 0), (large, 60, 0)], start_ms=2, end_ms=12)
     at, plan = next(
-        (at, told[1]) for at, told in enumerate(script.told) if isinstance(told[1], StepPlan)
+        (at, entry[1])
+        for at, entry in enumerate(script.entries)
+        if isinstance(entry[1], StepPlan)
     )
-    script.told[at] = (core.number, replace(plan, binding="blocks"))
+    script.entries[at] = (core.number, replace(plan, binding="blocks"))
     core.preempted(small)
     script.at(20)
     core.resumed(small)
@@ -80,8 +82,8 @@ def test_blocks_of_an_impossible_size_are_counted_in_tokens(block_tokens: int) -
     collector, finals = script.play(until_ms=400)
     assert_all_closes(collector, finals)
     by_id = {final.request_id: final for final in finals.requests}
-    told = {one.request_id: one.ns for one in by_id["mine"].blame}
-    assert told["large"] == pytest.approx(3 * told["small"], rel=1e-6)
+    blamed_ns = {one.request_id: one.ns for one in by_id["mine"].blame}
+    assert blamed_ns["large"] == pytest.approx(3 * blamed_ns["small"], rel=1e-6)
     assert most(by_id["small"], "preempted").request_id == "large"
 
 
@@ -107,8 +109,8 @@ def test_steps_booked_as_output_have_no_blame_shares(streams: str, expected: set
     collector, finals = assert_cuts_do_not_show(script.items(until_ms=400), random.Random(0))
     assert_all_closes(collector, finals)
     [final] = [final for final in finals.requests if final.request_id == "mine"]
-    told = {one.request_id for one in final.blame if one.cause == "decode_interference"}
-    assert told == expected
+    blamed = {one.request_id for one in final.blame if one.cause == "decode_interference"}
+    assert blamed == expected
 
 
 def test_a_preemption_has_no_blame_shares_up_to_the_edge_of_the_first_token() -> None:
@@ -153,8 +155,8 @@ def test_a_preemption_has_no_blame_shares_up_to_the_edge_of_the_first_token() ->
     collector, finals = assert_cuts_do_not_show(script.items(until_ms=1_000), random.Random(0))
     assert_all_closes(collector, finals)
     [final] = [final for final in finals.requests if final.request_id == "mine"]
-    told = {one.request_id: one.ns for one in final.blame if one.cause == "preempted"}
-    assert told == {"a": pytest.approx(0.1 * MS, abs=1), "b": pytest.approx(10 * MS, abs=1)}
+    blamed_ns = {one.request_id: one.ns for one in final.blame if one.cause == "preempted"}
+    assert blamed_ns == {"a": pytest.approx(0.1 * MS, abs=1), "b": pytest.approx(10 * MS, abs=1)}
 
 
 def blamed(finals: Finals, name: str, cause: str) -> dict[str | None, float]:
@@ -184,15 +186,15 @@ def test_a_requests_own_recompute_is_not_blamed_on_another_prompt() -> None:
     core.admitted(after)
     core.step(1, [(mine, 1000, 0), (after, 10, 0)], start_ms=103, end_ms=203)
     at, rows = next(
-        (at, told)
-        for at, (_, told) in enumerate(script.told)
-        if isinstance(told, StepSlices) and told.step == 1
+        (at, record)
+        for at, (_, record) in enumerate(script.entries)
+        if isinstance(record, StepSlices) and record.step == 1
     )
-    script.told[at] = (core.number, replace(rows, flags=bytes([RECOMPUTED, 0])))
+    script.entries[at] = (core.number, replace(rows, flags=bytes([RECOMPUTED, 0])))
     core.finished(mine)
     core.finished(after)
-    told = blamed(folded_alike(script), "mine", "prefill_co_batched")
-    assert told["before"] == pytest.approx(told["after"], abs=0.01)
+    blamed_ns = blamed(folded_alike(script), "mine", "prefill_co_batched")
+    assert blamed_ns["before"] == pytest.approx(blamed_ns["after"], abs=0.01)
 
 
 @pytest.mark.parametrize("is_preempted", [False, True])
@@ -264,8 +266,10 @@ def test_members_that_end_between_plan_and_start_count_as_unknown(num_ended: int
     unknown = {None: 40 * num_ended / len(names)} if num_ended else {}
     expected = {name: pytest.approx(ms, abs=1e-5) for name, ms in (known | unknown).items()}
     assert blamed(finals, "waits", "queue") == expected
-    told = blamed(finals, "mine", "decode_co_batched")
-    assert told["other"] / sum(told.values()) == pytest.approx(1 / (1 + num_ended), rel=1e-3)
+    shares_ns = blamed(finals, "mine", "decode_co_batched")
+    assert shares_ns["other"] / sum(shares_ns.values()) == pytest.approx(
+        1 / (1 + num_ended), rel=1e-3
+    )
 
 
 def test_each_unknown_member_has_its_own_blame_share() -> None:
@@ -282,8 +286,8 @@ def test_each_unknown_member_has_its_own_blame_share() -> None:
         core.step(0, rows, start_ms=1, end_ms=11)
         core.finished(mine)
         core.finished(other)
-        told = blamed(folded_alike(script), "mine", "decode_co_batched")
-        found.append(told["other"] / sum(told.values()))
+        shares_ns = blamed(folded_alike(script), "mine", "decode_co_batched")
+        found.append(shares_ns["other"] / sum(shares_ns.values()))
     assert found == [pytest.approx(1 / num, rel=1e-3) for num in (1, 2, 4)]
 
 
@@ -313,8 +317,8 @@ def test_the_queue_of_steps_that_overlap_is_blamed_up_to_the_admission() -> None
     collector, finals = assert_cuts_do_not_show(script.items(until_ms=1_000), random.Random(0))
     assert_all_closes(collector, finals)
     [final] = [final for final in finals.requests if final.request_id == "waits"]
-    told = {one.request_id: one.ns for one in final.blame if one.cause == "queue"}
-    assert told == {"a": 96.5 * MS, "b": 1 * MS}
+    blamed_ns = {one.request_id: one.ns for one in final.blame if one.cause == "queue"}
+    assert blamed_ns == {"a": 96.5 * MS, "b": 1 * MS}
 
 
 def test_a_queued_request_has_blame_shares_before_its_admission() -> None:
@@ -381,9 +385,9 @@ def test_waits_for_the_only_slot_blame_the_request_that_holds_it(run: Run) -> No
         engine.submit(prompt(5), Sampling(max_tokens=2, ignore_eos=True), request_id=name)
     finals = run(engine)
     for name in ("second", "third"):
-        told = most(finals[name], "queue")
-        assert told.request_id == "long"
-        assert told.ns > 0.8 * finals[name].ledger_ns["queue"]
+        largest = most(finals[name], "queue")
+        assert largest.request_id == "long"
+        assert largest.ns > 0.8 * finals[name].ledger_ns["queue"]
     second = [one for one in finals["second"].blame if one.cause == "queue"]
     assert [one.request_id for one in second] == ["long"]
     third = [one.request_id for one in finals["third"].blame if one.cause == "queue"]
@@ -409,8 +413,8 @@ def test_waits_for_blocks_and_preemptions_blame_the_request_that_holds_the_block
     finals = run(engine)
     assert most(finals["waiting"], "queue").request_id == "large"
     assert finals["small"].num_preemptions > 0
-    told = most(finals["small"], "preempted")
-    assert (told.request_id, told.ns) == ("large", finals["small"].ledger_ns["preempted"])
+    largest = most(finals["small"], "preempted")
+    assert (largest.request_id, largest.ns) == ("large", finals["small"].ledger_ns["preempted"])
 
 
 def test_decodes_blame_the_oversized_prompt_that_delays_them(run: Run) -> None:
@@ -428,8 +432,8 @@ def test_decodes_blame_the_oversized_prompt_that_delays_them(run: Run) -> None:
     finals = run(engine)
     for number in range(3):
         final = finals[f"decode-{number}"]
-        told = most(final, "decode_interference")
-        assert told.request_id == "oversized"
-        assert told.ns > 0.7 * final.ledger_ns["decode_interference"]
+        largest = most(final, "decode_interference")
+        assert largest.request_id == "oversized"
+        assert largest.ns > 0.7 * final.ledger_ns["decode_interference"]
         beside = {one.request_id for one in final.blame if one.cause == "decode_co_batched"}
         assert beside <= {f"decode-{other}" for other in range(3) if other != number} | {None}

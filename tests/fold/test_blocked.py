@@ -109,7 +109,7 @@ def test_an_impossible_length_changes_no_sum(odd_ms: float) -> None:
 
 def test_a_column_of_another_length_is_unread_and_its_tokens_count() -> None:
     script = slow_stream(blocked_ms=75)
-    script.told = [(number, _with_a_row_too_many(record)) for number, record in script.told]
+    script.entries = [(number, _with_a_row_too_many(record)) for number, record in script.entries]
     collector, finals = script.play(until_ms=300)
     assert collector.num_unjoined == 1
     assert sorted(final.output_tokens for final in finals.requests) == [3, 3]

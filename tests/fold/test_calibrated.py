@@ -136,12 +136,12 @@ def test_tables_follow_each_engine_info_so_a_fold_can_start_at_any_keyframe(
     store(RATES)
     folded(probe.path.parent, out=tmp_path / "run.isr")
     reader = RecordingReader(tmp_path / "run.isr")
-    told = [decode(frame.code, frame.payload) for frame in reader.frames()]
+    records = [decode(frame.code, frame.payload) for frame in reader.frames()]
     reader.close()
-    kinds = [type(record) for record in told]
+    kinds = [type(record) for record in records]
     after = [kinds[at + 1] for at, kind in enumerate(kinds) if kind is EngineInfo]
     assert after == [CostTable] * kinds.count(Keyframe) == [CostTable] * 4
-    times = [r.t_ns for r in told if type(r) in (Keyframe, EngineInfo, CostTable, Clock)]
+    times = [r.t_ns for r in records if type(r) in (Keyframe, EngineInfo, CostTable, Clock)]
     assert times == sorted(times)
 
 
@@ -176,8 +176,8 @@ def test_no_table_is_added_if_no_calibration_matches(
 
 def items(*records: Record, role: str = "worker", boot: str | None = None) -> list[Item]:
     opened = RingOpened(1, 5, "e", role, 0, 1, "h", boot_id() if boot is None else boot, 1, 1)
-    told = [Item(1, READER, 0, opened, encode(opened))]
-    return told + [Item(r.t_ns, 5, at, r, encode(r)) for at, r in enumerate(records, 100)]
+    found = [Item(1, READER, 0, opened, encode(opened))]
+    return found + [Item(r.t_ns, 5, at, r, encode(r)) for at, r in enumerate(records, 100)]
 
 
 KEYFRAME = (Keyframe(2, 0, -1), msgspec.structs.replace(WORKER, t_ns=3), Clock(4, 4))
@@ -190,9 +190,11 @@ def test_tables_are_added_only_to_rings_of_this_host_that_run_a_model(
     store(RATES)
     tables = RATES.tables(WORKER.shape)  # type: ignore[arg-type]
 
-    def added(told: list[Item]) -> list[Item]:
+    def added(given: list[Item]) -> list[Item]:
         return [
-            i for i in Calibrated(lambda _: tables).with_tables(told) if type(i.record) is CostTable
+            i
+            for i in Calibrated(lambda _: tables).with_tables(given)
+            if type(i.record) is CostTable
         ]
 
     (one,) = added(items(*KEYFRAME))
@@ -208,7 +210,7 @@ def test_tables_known_at_the_first_engine_info_stay_whatever_the_batches(
 ) -> None:
     outside(monkeypatch, tmp_path)
     store(RATES)
-    told = items(*KEYFRAME, *KEYFRAME)
+    given = items(*KEYFRAME, *KEYFRAME)
     asked = []
 
     def tables_of(info: EngineInfo) -> list[CostTable]:
@@ -216,11 +218,11 @@ def test_tables_known_at_the_first_engine_info_stay_whatever_the_batches(
         (calibration,) = stored()
         return calibration.tables(info.shape)  # type: ignore[arg-type]
 
-    whole = Calibrated(tables_of).with_tables(told)
+    whole = Calibrated(tables_of).with_tables(given)
     assert [type(i.record) for i in whole].count(CostTable) == 2
     assert len(asked) == 1
     piecewise = Calibrated(tables_of)
-    assert [i for item in told for i in piecewise.with_tables([item])] == whole
+    assert [i for item in given for i in piecewise.with_tables([item])] == whole
 
 
 def test_rates_of_an_uncounted_shape_do_not_count_as_unjoined() -> None:
@@ -242,8 +244,8 @@ def test_a_core_without_a_device_has_that_of_its_first_rank() -> None:
     opened = items()[0].record
     assert isinstance(opened, RingOpened)
     for number, role, rank in ((5, "core", 0), (6, "worker", 1), (7, "worker", 0)):
-        told = msgspec.structs.replace(opened, ring=number, role=role, rank=rank)
-        collector.fold(READER, told)
+        ring_opened = msgspec.structs.replace(opened, ring=number, role=role, rank=rank)
+        collector.fold(READER, ring_opened)
     engine = collector.engines["e"]
     on = [msgspec.structs.replace(WORKER, t_ns=4, device_uuid=f"GPU-{at}") for at in range(2)]
     first = msgspec.structs.replace(CORE, t_ns=3, max_running=9)

@@ -154,6 +154,6 @@ def test_the_current_clock_covers_the_interval_since_the_last_jump() -> None:
     assert wall.now is not None
     assert wall.now is not before
     assert before.between(np.array([8 * S])).host_ns.tolist() == [HOST_NS + S]
-    told = wall.now.between(np.array([6 * S, 7 * S, 8 * S]))
-    assert told.is_between.tolist() == [True, True, False]
-    assert told.host_ns.tolist()[:2] == [HOST_NS + 4 * S, HOST_NS + 5 * S]
+    mapped = wall.now.between(np.array([6 * S, 7 * S, 8 * S]))
+    assert mapped.is_between.tolist() == [True, True, False]
+    assert mapped.host_ns.tolist()[:2] == [HOST_NS + 4 * S, HOST_NS + 5 * S]

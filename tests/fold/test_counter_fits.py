@@ -15,15 +15,15 @@ def test_a_fit_is_that_of_the_last_windows_whatever_came_before() -> None:
     draw, fit = np.random.default_rng(2), RollingFit(("prefill", "decode"))
     columns = draw.uniform(0, 1e8, (3 * KEPT, 2))
     columns[:KEPT] *= 1e6  # subtracting these from sums would leave rounding errors
-    told = columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.01, len(columns)) * columns[:, 0]
+    totals = columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.01, len(columns)) * columns[:, 0]
     num_fits = 0
-    for num, (row, total) in enumerate(zip(columns.tolist(), told.tolist(), strict=True), 1):
+    for num, (row, total) in enumerate(zip(columns.tolist(), totals.tolist(), strict=True), 1):
         fit.add(row, total)
         found, last = fit.now(), slice(max(0, num - KEPT), num)
         if num < FEWEST_WINDOWS:
             assert found is None
         elif num % 10 == 0:
-            expected = estimate(columns[last], told[last])
+            expected = estimate(columns[last], totals[last])
             assert found is not None
             assert expected is not None
             assert found.rates == pytest.approx(expected.rates)
@@ -58,14 +58,14 @@ def test_empty_windows_are_ignored() -> None:
 def test_the_interval_between_fits_does_not_depend_on_the_windows_per_call() -> None:
     draw = np.random.default_rng(4)
     columns = draw.uniform(0, 1, (200, 2))
-    told = (columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.1, len(columns))).tolist()
+    totals = (columns @ np.array([0.9, 0.35]) + draw.normal(0, 0.1, len(columns))).tolist()
     found = []
     for num_together in (1, 7, 150):
         fit = RollingFit(("prefill", "decode"))
-        fits = fit.take(columns[:FEWEST_WINDOWS].tolist(), told[:FEWEST_WINDOWS])
-        for at in range(FEWEST_WINDOWS, len(told), num_together):
+        fits = fit.take(columns[:FEWEST_WINDOWS].tolist(), totals[:FEWEST_WINDOWS])
+        for at in range(FEWEST_WINDOWS, len(totals), num_together):
             last = slice(at, at + num_together)
-            fits += fit.take(columns[last].tolist(), told[last])
+            fits += fit.take(columns[last].tolist(), totals[last])
         found.append(fits)
     assert found[0] == found[1] == found[2]
     assert len({id(each) for each in found[0]}) == 1 + (200 - FEWEST_WINDOWS) // 10

@@ -66,9 +66,9 @@ def test_short_samples_are_assigned_to_the_steps_in_their_windows() -> None:
     prefill, decode = shares(collector)
     assert prefill == pytest.approx(0.9, rel=0.01)
     assert decode == pytest.approx(0.35, rel=0.03)
-    told = finals.requests[10].counters
-    assert told.prefill["sm_active_ns"] == pytest.approx(0.9 * 20.3 * MS, rel=0.03)
-    assert told.decode["sm_active_ns"] == pytest.approx(0.35 * 6.4 * MS, rel=0.05)
+    counters = finals.requests[10].counters
+    assert counters.prefill["sm_active_ns"] == pytest.approx(0.9 * 20.3 * MS, rel=0.03)
+    assert counters.decode["sm_active_ns"] == pytest.approx(0.35 * 6.4 * MS, rel=0.05)
 
 
 def test_engine_busy_samples_show_launch_gaps_within_steps() -> None:
@@ -91,10 +91,10 @@ def test_bytes_of_long_windows_are_the_models_scaled_to_the_counted_sum() -> Non
     assert counters.totals[:, WRITE].sum() == pytest.approx(whole / 4, rel=0.05)
     final = finals.requests[40]
     modelled = final.prefill_work.hbm_read_bytes, final.decode_work.hbm_read_bytes
-    told = final.counters.prefill["hbm_read_bytes"], final.counters.decode["hbm_read_bytes"]
+    read_bytes = final.counters.prefill["hbm_read_bytes"], final.counters.decode["hbm_read_bytes"]
     assert modelled[0]
     assert modelled[1]
-    assert told[0] / told[1] == pytest.approx(modelled[0] / modelled[1], rel=0.02)
+    assert read_bytes[0] / read_bytes[1] == pytest.approx(modelled[0] / modelled[1], rel=0.02)
     assert final.counters.provenance["hbm_read_bytes"].method == "apportioned"
 
 
@@ -133,12 +133,12 @@ def test_energy_is_divided_over_phases_and_idle_time_and_always_apportioned() ->
     assert prefill * 1e3 == pytest.approx(watts[0], rel=0.05)
     assert decode * 1e3 == pytest.approx(watts[1], rel=0.05)
     view = snapshot(collector, window_ns=60_000 * MS, mode="ended").engines[0]
-    (told,) = (
+    (found,) = (
         family
         for family in families([EngineSample(view, {0: ReplicaCounters()}, None)])
         if family.name == "inferscope_apportioned_error_ratio"
     )
-    ((sample),) = told.samples
+    ((sample),) = found.samples
     assert sample.labels["counted"] == "energy_joules"
     assert sample.value == view.counters.errors["energy_uj"] < 0.1
     provenance = finals.requests[-5].counters.provenance["energy_uj"]
@@ -199,11 +199,11 @@ def test_doubled_and_late_samples_change_nothing() -> None:
     for sample in noisy.samples[::7]:
         begin, end = ((ns - START_NS) / MS for ns in (sample.start_ns, sample.end_ns))
         noisy.count(begin, end, sample.values, source="pm")
-    noisy.count(100, 101, {"sm_active_share": 1.0}, source="pm", told_ms=1500)
-    expected, told = plain.play()[0], noisy.play()[0]
-    assert (counters_of(told).totals == counters_of(expected).totals).all()
-    assert counters_of(told).found.num_doubled > 100
-    assert counters_of(told).found.num_late == 1
+    noisy.count(100, 101, {"sm_active_share": 1.0}, source="pm", written_ms=1500)
+    expected, collector = plain.play()[0], noisy.play()[0]
+    assert (counters_of(collector).totals == counters_of(expected).totals).all()
+    assert counters_of(collector).found.num_doubled > 100
+    assert counters_of(collector).found.num_late == 1
 
 
 def test_a_gap_in_samples_does_not_count_as_zero() -> None:
@@ -326,9 +326,9 @@ def test_a_slot_is_not_reused_until_the_buckets_of_its_last_request_are_settled(
         return train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
 
     collector, finals = train().play()
-    told_ns = [final.counters.prefill["sm_active_ns"] for final in finals.requests[:-100]]
-    assert told_ns == pytest.approx([0.9 * 3 * MS] * len(told_ns), rel=0.2)
-    assert sum(told_ns) == pytest.approx(0.9 * 3 * MS * len(told_ns), rel=0.01)
+    active_ns = [final.counters.prefill["sm_active_ns"] for final in finals.requests[:-100]]
+    assert active_ns == pytest.approx([0.9 * 3 * MS] * len(active_ns), rel=0.2)
+    assert sum(active_ns) == pytest.approx(0.9 * 3 * MS * len(active_ns), rel=0.01)
     table = collector.engines["engine"].lives.table
     assert len(table.by_slot) == 256  # they are free again
     assert len({*table._free}) == len(table._free) == 255
@@ -438,9 +438,9 @@ def test_metrics_have_families_of_counted_quantities_only() -> None:
 
     counted = Train().alternate(until_ms=1500)
     counted.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
-    told = exported(counted)["inferscope_gpu_sm_active_seconds"]
-    assert [key[1] for key in told] == ["prefill", "decode"]
-    assert told["1234", "prefill"] > told["1234", "decode"] > 0
+    samples = exported(counted)["inferscope_gpu_sm_active_seconds"]
+    assert [key[1] for key in samples] == ["prefill", "decode"]
+    assert samples["1234", "prefill"] > samples["1234", "decode"] > 0
     assert not {"inferscope_energy_joules", "inferscope_gpu_hbm_bytes"} & exported(counted).keys()
     assert "inferscope_gpu_sm_active_seconds" not in exported(Train().alternate(until_ms=300))
 

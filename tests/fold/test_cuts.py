@@ -30,7 +30,7 @@ class _Pipelined(_Engine):
     def _write_spans(self, step: int, start_us: int, end_us: int) -> None:
         # Steps end in order, like a queue of launches, and their tokens leave later.
         self._last_end_us = max(end_us, getattr(self, "_last_end_us", 0) + 1)
-        self._told_us = max(self._told_us, self._last_end_us)
+        self._written_us = max(self._written_us, self._last_end_us)
         super()._write_spans(step, start_us, self._last_end_us)
 
 
@@ -108,9 +108,9 @@ def test_results_do_not_depend_on_window_boundaries_if_records_are_lost(seed: in
     rng = random.Random(seed)
     script = stream(rng)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(script.told) // 2, len(script.told))
-        if type(script.told[at][1]).__name__ in ("StepSpan", "StepSlices", "Emitted"):
-            del script.told[at]
+        at = rng.randrange(len(script.entries) // 2, len(script.entries))
+        if type(script.entries[at][1]).__name__ in ("StepSpan", "StepSlices", "Emitted"):
+            del script.entries[at]
     script.now_ns = START_NS + 15_000 * MS
     script.rings[0].health()
     _, finals = assert_cuts_do_not_show(script.items(until_ms=20_000), rng)

@@ -300,9 +300,9 @@ def test_repeated_steps_fold_to_the_same_lines(
     lines = lines_of(path_of(folder, True), recording=folder / "brief.isr")
     others = lines_of(path_of(folder, False))
     if not brief.at_dispatch:  # reports, and slices in full, come at other times
-        for told in (lines, others):
-            told[-1]["records"] = told[-1]["digest"] = None
-            told.sort(key=json.dumps)
+        for each in (lines, others):
+            each[-1]["records"] = each[-1]["digest"] = None
+            each.sort(key=json.dumps)
     assert lines == others
     whole = lines_of(path_of(folder, True))
     assert lines_of(path_of(folder, True), most_bytes=1) == whole
@@ -409,7 +409,7 @@ def test_a_step_becomes_plan_slices_and_the_tokens_of_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "feed",
     [
         lambda expansion: None,
         lambda expansion: expansion.of(3, 39, ROWS),
@@ -423,9 +423,9 @@ def test_a_step_becomes_plan_slices_and_the_tokens_of_an_earlier_one() -> None:
         lambda expansion: expansion.of(3, 40, replaced(step=-(1 << 40))),
     ],
 )  # fmt: skip
-def test_without_its_base_a_step_has_no_members(told: Callable[[Expansion], Any]) -> None:
+def test_without_its_base_a_step_has_no_members(feed: Callable[[Expansion], Any]) -> None:
     expansion = Expansion()
-    told(expansion)
+    feed(expansion)
     (plan,) = expansion.of(3, 44, StepSame(20, 7, 4, 18, 1, 2, 3, 4, 5, 6, 2, 1, 8))
     assert isinstance(plan, StepPlan)
 

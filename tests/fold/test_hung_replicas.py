@@ -164,10 +164,10 @@ class Alone:
             num += 1
         return num
 
-    def arrive(self, name: str, *, at_ms: int, told_ms: int) -> None:
+    def arrive(self, name: str, *, at_ms: int, written_ms: int) -> None:
         """Queue a request in the core during the step; its loop reports it after the step."""
         self.names += (name,)
-        self.script.at(told_ms)
+        self.script.at(written_ms)
         self.indices[name] = self.core.enter(QUEUED, name, at_ms=at_ms, prompt_tokens=8)
 
     def end(self, at_ms: int) -> None:
@@ -177,7 +177,7 @@ class Alone:
         core.emitted([row[0] for row in rows])
         core.slices(1, rows)
         core.span(1, 12, at_ms)
-        self.arrive("late", at_ms=at_ms // 2, told_ms=at_ms)
+        self.arrive("late", at_ms=at_ms // 2, written_ms=at_ms)
         for name in ("waiting", "late"):
             core.admitted(self.indices[name])
         rows = [(self.indices[name], 8, 8 * (name == "beside")) for name in self.names[1:3]]
@@ -219,15 +219,15 @@ def test_a_long_step_of_the_only_replica_is_explained_as_if_all_had_waited_for_i
     _, waited_for = engine.script.play()
     for final in finals.requests:
         expected = of(waited_for, final.request_id)
-        for told, waited in (
+        for ledger, waited in (
             (final.ledger_ns, expected.ledger_ns),
             (final.ttft_ledger_ns, expected.ttft_ledger_ns),
         ):
             # Until its end is known, a step counts as busy from its plan, not from its launch.
-            for cause in {*told, *waited}:
-                assert abs(told.get(cause, 0) - waited.get(cause, 0)) <= launch_ms * MS
-            if "queue" not in told:
-                assert told == waited
+            for cause in {*ledger, *waited}:
+                assert abs(ledger.get(cause, 0) - waited.get(cause, 0)) <= launch_ms * MS
+            if "queue" not in ledger:
+                assert ledger == waited
         assert final.prefill_ns == expected.prefill_ns
 
 
@@ -285,7 +285,7 @@ def test_a_request_that_stops_or_begins_to_run_in_a_long_step_is_explained_as_by
         getattr(pair.late, change)(pair.waiting if change == "admitted" else pair.rows[1][0])
     pair.serve(30_000)
     pair.end(30_010)
-    pair.script.told.sort(key=lambda told: told[1].t_ns)
+    pair.script.entries.sort(key=lambda ledger: ledger[1].t_ns)
     collector, finals = pair.script.play()
     assert_all_closes(collector, finals)
     monkeypatch.setattr(joins, "OVERDUE_NS", 1 << 62)

@@ -18,32 +18,32 @@ LITTLE = Retention(seconds=20, durations=("step",), finished=0, digest=False)
 
 class _Recorder:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     def on_step(self, step: FinalStep) -> None:
-        self.told.append(repr((step.step, step.shares_ns.tolist(), step.request_ids)))
+        self.lines.append(repr((step.step, step.shares_ns.tolist(), step.request_ids)))
 
     def on_request(self, request: FinalRequest) -> None:
-        self.told.append(repr(request))
+        self.lines.append(repr(request))
 
 
 def _folded(keep: Retention) -> tuple[Collector, list[str], EngineView]:
-    heard = _Recorder()
-    collector = Collector(heard, keep=keep)
+    recorder = _Recorder()
+    collector = Collector(recorder, keep=keep)
     reader = RecordingReader(DEMO)
     for frame in reader.frames():
         collector.fold(frame.ring, decode(frame.code, frame.payload))
     reader.close()
     collector.end()
     (view,) = snapshot(collector, window_ns=10_000_000_000, mode="ended").engines
-    return collector, heard.told, view
+    return collector, recorder.lines, view
 
 
 def test_what_is_final_is_the_same_however_little_is_kept() -> None:
-    whole, heard, view = _folded(ALL)
-    little, heard_too, small = _folded(LITTLE)
-    assert len(heard) > 100
-    assert heard_too == heard
+    whole, recorded, view = _folded(ALL)
+    little, recorded_too, small = _folded(LITTLE)
+    assert len(recorded) > 100
+    assert recorded_too == recorded
     assert (small.devices, small.device_ns, small.step) == (view.devices, view.device_ns, view.step)
     assert view.ttft != NO_QUANTILES
     assert small.ttft == NO_QUANTILES

@@ -187,7 +187,7 @@ class Engine:
         span = StepSpan(step.end_ns, number, 0, start_ns, start_ns + 1, step.end_ns)
         self.write(now_ns, lambda: core.plan(number))
         self.write(start_ns, lambda: self.tell_slices(core, number, step))
-        self.write(step.end_ns, lambda: core.tell(span))
+        self.write(step.end_ns, lambda: core.write(span))
         return step
 
     def tell_slices(self, core: Ring, number: int, step: Step) -> None:
@@ -205,14 +205,14 @@ class Engine:
                 request.num_tokens += 1
                 request.tokens_ns.append(at_ns)
                 step.emitted_ns = at_ns
-        core, told_ns = self.cores[rank], at_ns + self.some_ns(0, 0.5)
+        core, record_ns = self.cores[rank], at_ns + self.some_ns(0, 0.5)
         names = [request.name for request in emitting]
         if names:
             self.write(
-                told_ns,
-                lambda: core.tell(
+                record_ns,
+                lambda: core.write(
                     Emitted(
-                        told_ns,
+                        record_ns,
                         array("I", [index_of(core, name) for name in names]).tobytes(),
                         array("I", [1] * len(names)).tobytes(),
                         at_ns=at_ns,
@@ -221,14 +221,14 @@ class Engine:
             )
         for request in emitting:
             if request.num_tokens == request.output:
-                self.finish(request, at_ns + self.some_ns(0, 0.1), "length", told_ns)
+                self.finish(request, at_ns + self.some_ns(0, 0.1), "length", record_ns)
 
-    def finish(self, request: Request, at_ns: int, reason: str, told_ns: int = 0) -> None:
+    def finish(self, request: Request, at_ns: int, reason: str, record_ns: int = 0) -> None:
         request.finished_ns = request.delivered_ns = at_ns
-        self.event(request, FINISHED, at_ns, max(at_ns, told_ns), reason=reason)
+        self.event(request, FINISHED, at_ns, max(at_ns, record_ns), reason=reason)
 
     def event(
-        self, request: Request, kind: int, at_ns: int, told_ns: int, *, reason: str = ""
+        self, request: Request, kind: int, at_ns: int, record_ns: int, *, reason: str = ""
     ) -> None:
         core = self.cores[request.replica]
 
@@ -237,9 +237,9 @@ class Engine:
                 core.enter(QUEUED, request.name, at_ms=(at_ns - START_NS) / MS)
             else:
                 index = index_of(core, request.name)
-                core.tell(RequestEvent(told_ns, index, kind, at_ns, reason=reason))
+                core.write(RequestEvent(record_ns, index, kind, at_ns, reason=reason))
 
-        self.write(told_ns, write)
+        self.write(record_ns, write)
 
     def deliver(self, request: Request) -> None:
         """Pass tokens on to a client that may be slow to read."""
@@ -251,7 +251,7 @@ class Engine:
 
         def event(kind: int, at_ns: int, request_id: str = "") -> None:
             record = RequestEvent(at_ns, index, kind, at_ns, request_id)
-            self.write(at_ns, lambda: ring.tell(record))
+            self.write(at_ns, lambda: ring.write(record))
 
         event(RECEIVED, request.received_ns, request.name)
         event(TOKENISED, request.tokenised_ns)
@@ -266,7 +266,7 @@ class Engine:
             blocked = array("q", [blocked_ns]).tobytes() if blocked_ns else b""
             mine = array("I", [index]).tobytes()
             record = Emitted(now_ns, mine, one, at_ns=now_ns, blocked_ns=blocked)
-            self.write(now_ns, lambda record=record: ring.tell(record))  # type: ignore[misc]
+            self.write(now_ns, lambda record=record: ring.write(record))  # type: ignore[misc]
         request.delivered_ns = max(now_ns, request.finished_ns) + self.some_ns(0, 2)
         event(LAST_BYTE, request.delivered_ns)
 

@@ -69,16 +69,16 @@ def test_a_request_seen_from_both_edges_closes_at_the_front_end() -> None:
 def test_the_adapter_is_the_engines_word_before_a_headers() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
-    for name, header, said in (("a", "asked", "loaded"), ("b", "asked", ""), ("c", "", "")):
+    for name, header, adapter in (("a", "asked", "loaded"), ("b", "asked", ""), ("c", "", "")):
         attributes = {"adapter": header} if header else None
         asked = front.received(name, attributes=attributes)
-        mine = core.queued(name, adapter=said)
-        serve(core, mine, from_ms=100 * len(script.told))
+        mine = core.queued(name, adapter=adapter)
+        serve(core, mine, from_ms=100 * len(script.entries))
         core.finished(mine)
         front.last_byte(asked)
     _, finals = script.play(until_ms=10_000_000)
-    told = {request.request_id: request.adapter for request in finals.requests}
-    assert told == {"a": "loaded", "b": "asked", "c": ""}
+    adapters = {request.request_id: request.adapter for request in finals.requests}
+    assert adapters == {"a": "loaded", "b": "asked", "c": ""}
 
 
 def test_preemptions_keep_their_times_and_the_last_may_never_end() -> None:
@@ -561,10 +561,10 @@ def test_a_keyframe_in_several_records_drops_no_request() -> None:
     mine = [core.queued(str(n)) for n in range(4)]
     script.at(10)
     script.miss(core)
-    core.tell(Keyframe(core.now_ns, ON, -1))
+    core.write(Keyframe(core.now_ns, ON, -1))
     core.live(mine[:2])
     core.live(mine[2:])
-    core.tell(Clock(core.now_ns, core.now_ns))
+    core.write(Clock(core.now_ns, core.now_ns))
     core.health()
     collector, _ = script.play(until_ms=400)
     assert len(collector.engines["engine"].lives.table.alive()) == 4
@@ -664,8 +664,8 @@ def test_an_end_that_the_core_reports_late_is_not_before_the_last_token() -> Non
     script.at(31)
     front_end.last_byte(seen)
     script.at(700)
-    script.told.append((READER, Tick(script.now_ns, script.now_ns)))
-    core.tell(RequestEvent(script.now_ns, mine, FINISHED, START_NS + 25 * MS, reason="stop"))
+    script.entries.append((READER, Tick(script.now_ns, script.now_ns)))
+    core.write(RequestEvent(script.now_ns, mine, FINISHED, START_NS + 25 * MS, reason="stop"))
     collector, finals = script.play_in_report_order()
     assert_all_closes(collector, finals)
     final = finals.only()

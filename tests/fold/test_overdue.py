@@ -121,10 +121,10 @@ def restarted(*, is_second_killed: bool) -> dict[int, float]:
     for worker in workers:
         worker.span(0, 30_000, 30_010)
     core.slices(0, [(request, 8, 0)])
-    told = [core, workers[0], *([] if is_second_killed else workers[1:])]
+    rings = [core, workers[0], *([] if is_second_killed else workers[1:])]
     for ms in range(30_100, 50_000, 100):
         script.at(ms)
-        for ring in told:
+        for ring in rings:
             ring.health()
     collector, _ = script.play(until_ms=50_000)
     (view,) = snapshot(collector, window_ns=10**10, mode="live").engines

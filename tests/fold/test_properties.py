@@ -41,7 +41,7 @@ class _Life:
     parts: tuple[tuple[str, int], ...] = ()
     tokens: int = 0
     state: str = "waiting"
-    told_until: int = 0
+    recorded_until_us: int = 0
 
 
 class _Engine:
@@ -55,7 +55,7 @@ class _Engine:
         self.workers: list[Ring] = []
         if rng.random() < 0.3:
             self.workers = [self.script.ring("worker", rank, ranks=2) for rank in range(2)]
-        self._told_us = 0
+        self._written_us = 0
         self.late_us = [rng.randrange(300) for _ in range(2)]
         self.early_us = rng.randrange(500)
         self.has_overlap = rng.random() < 0.5
@@ -79,7 +79,9 @@ class _Engine:
             now_us = self._step(step, now_us + rng.choice([0, 1, 300, 5_000]))
         for life in self.lives:
             if life.ends == _NEVER:
-                self._end(life, max(now_us, life.arrives, life.told_until) + 10, "server_abort")
+                self._end(
+                    life, max(now_us, life.arrives, life.recorded_until_us) + 10, "server_abort"
+                )
         for at_us, _, say in sorted(self._todo, key=lambda entry: entry[:2]):
             self.script.now_ns = START_NS + at_us * US
             say()
@@ -91,13 +93,13 @@ class _Engine:
         if rng.random() < 0.5:
             kinds = rng.sample(["system", "retrieved", "history", "user"], k=rng.randint(1, 4))
             life.parts = tuple((kind, rng.randint(1, 6)) for kind in kinds)
-        told = {} if front is not None and rng.random() < 0.7 else {"prompt_parts": life.parts}
+        labels = {} if front is not None and rng.random() < 0.7 else {"prompt_parts": life.parts}
         if front is not None:
-            told_us = max(0, at_us - self.early_us)
-            self.later(told_us, lambda: _skip(front.received(name, prompt_parts=life.parts)))
+            written_us = max(0, at_us - self.early_us)
+            self.later(written_us, lambda: _skip(front.received(name, prompt_parts=life.parts)))
             if rng.random() < 0.3:
                 life.leaves = at_us + rng.randrange(60_000)
-        self.later(at_us, lambda: _skip(core.queued(name, **told)))
+        self.later(at_us, lambda: _skip(core.queued(name, **labels)))
         if rng.random() < 0.25:
             self._end(life, at_us + rng.randrange(1, 50_000), "client_cancel")
 
@@ -124,8 +126,8 @@ class _Engine:
         rows, emitting = [], []
         for life in members:
             if life.state != "running":
-                tell = core.admitted if life.state == "waiting" else core.resumed
-                self.later(start_us, lambda tell=tell, index=life.index: tell(index))
+                write = core.admitted if life.state == "waiting" else core.resumed
+                self.later(start_us, lambda write=write, index=life.index: write(index))
                 life.state = "running"
             missing = life.prompt + life.tokens - life.computed
             chunk = min(missing, rng.randint(1, 8)) if missing > 1 else 1
@@ -136,11 +138,11 @@ class _Engine:
         if self.has_plans:
             self.later(start_us, lambda: core.plan(step))
         self._write_spans(step, start_us, end_us)
-        told_us = end_us + (rng.randrange(4_000) if self.has_overlap else 1)
-        told_us = self._told_us = max(self._told_us, told_us)  # in the order of steps
-        self.later(told_us, lambda: _skip(core.slices(step, rows)))
-        self._emit([x for x in emitting if x.ends > told_us], told_us)
-        return end_us if self.has_overlap else told_us
+        written_us = end_us + (rng.randrange(4_000) if self.has_overlap else 1)
+        written_us = self._written_us = max(self._written_us, written_us)  # in the order of steps
+        self.later(written_us, lambda: _skip(core.slices(step, rows)))
+        self._emit([x for x in emitting if x.ends > written_us], written_us)
+        return end_us if self.has_overlap else written_us
 
     def _write_spans(self, step: int, start_us: int, end_us: int) -> None:
         tellers = self.workers or [self.core]
@@ -162,7 +164,7 @@ class _Engine:
         for life, count in zip(lives, counts, strict=True):
             life.tokens += 1
             life.computed = max(life.computed, life.prompt + life.tokens - 1)
-            life.told_until = edge_us
+            life.recorded_until_us = edge_us
             front, index = self.front, life.index
             if front is not None and edge_us < min(life.leaves, life.ends):
                 blocked = [self.rng.uniform(0, 30)] if self.rng.random() < 0.3 else []
@@ -200,7 +202,7 @@ def test_snapshots_change_no_fold_and_ended_requests_leave_no_state(
     seed: int, look_again: int
 ) -> None:
     script = _Engine(random.Random(seed)).run()
-    told, _ = script.play(until_ms=20_000)
+    folded, _ = script.play(until_ms=20_000)
     unseen, seen = Collector(), Collector()
     for number, item in enumerate(script.items(until_ms=20_000)):
         unseen.fold(item.ring, item.record)
@@ -210,7 +212,7 @@ def test_snapshots_change_no_fold_and_ended_requests_leave_no_state(
                 for request in engine.lives.table.alive():
                     snapshot(seen, window_ns=10**10, mode="live", focus=request.request_id)
                     engine.lives.parts_of(request)
-    assert unseen.digest() == seen.digest() == told.digest()
+    assert unseen.digest() == seen.digest() == folded.digest()
     ledger = unseen.engines["engine"].lives.table.ledger
     assert not ledger._blocks
     assert not ledger.replicas._assumed
@@ -227,12 +229,12 @@ def test_snapshots_change_no_fold_and_ended_requests_leave_no_state(
 def test_laws_hold_for_records_that_come_late_or_not_at_all(seed: int) -> None:
     rng = random.Random(seed)
     script = _Engine(rng).run()
-    told = script.told
+    records = script.entries
     for _ in range(rng.randint(1, 8)):
-        at = rng.randrange(len(told) // 2, len(told))
-        entry = told.pop(at)
+        at = rng.randrange(len(records) // 2, len(records))
+        entry = records.pop(at)
         if rng.random() < 0.5:
-            told.insert(min(len(told), at + rng.randrange(30)), entry)
+            records.insert(min(len(records), at + rng.randrange(30)), entry)
     script.now_ns = START_NS + 30_000 * MS
     script.rings[0].health()
     collector, finals = script.play_in_report_order()

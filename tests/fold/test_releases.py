@@ -81,10 +81,10 @@ def test_a_recording_of_another_release_gives_the_same_numbers(
     source = RecordingSource(other)
     source.advance()
     assert source.collector.num_unknown == num_unknown
-    said = [note for note in source.notes() if "newer version" in note]
+    lines = [note for note in source.notes() if "newer version" in note]
     source.close()
-    assert bool(said) is (version > FORMAT_VERSION)
-    assert all(f"{num_unknown} records of unknown kinds" in note for note in said)
+    assert bool(lines) is (version > FORMAT_VERSION)
+    assert all(f"{num_unknown} records of unknown kinds" in note for note in lines)
 
 
 def test_what_is_of_no_release_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from inferscope.engine.load import describe
 from inferscope.probe import EngineInfo, Probe
 from inferscope.readers.source import RecordingSource, RingSource, recorded
 from inferscope.ring.recording import RecordingWriter
-from tests.fold.refolding import Told, fold_again, folded_from, replayed
+from tests.fold.refolding import Frames, fold_again, folded_from, replayed
 from tests.fold.scripts import Finals, Script, assert_all_closes
 
 
@@ -92,20 +92,20 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def folded_run(rings: list[Path]) -> Told:
+def folded_run(rings: list[Path]) -> Frames:
     return folded_from(rings)
 
 
 @pytest.fixture(scope="module")
 def recording(
-    rings: list[Path], folded_run: Told, tmp_path_factory: pytest.TempPathFactory
+    rings: list[Path], folded_run: Frames, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp("recorded") / "first"
     return fold_again(rings, folded_run, folder, random.Random(1))[1]
 
 
 def test_a_run_folds_to_the_same_numbers_however_it_is_read(
-    rings: list[Path], folded_run: Told, tmp_path: Path
+    rings: list[Path], folded_run: Frames, tmp_path: Path
 ) -> None:
     digests = set()
     for seed, most_bytes in enumerate((1, 1 << 24, 20_000, 1 << 24)):
@@ -129,7 +129,7 @@ def test_a_run_folds_to_the_same_numbers_however_it_is_read(
 
 
 def test_a_run_names_the_same_culprits_however_it_is_read(
-    rings: list[Path], folded_run: Told, tmp_path: Path
+    rings: list[Path], folded_run: Frames, tmp_path: Path
 ) -> None:
     readings = []
     for seed in range(2):

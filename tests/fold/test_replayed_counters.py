@@ -58,12 +58,12 @@ def test_counters_are_the_same_however_the_rings_are_read(
     assert len(measured) > 0.85 * len(whole.requests)
     assert any("energy_uj" in one.provenance for one in measured)
     assert counters_of(source.collector).num_unplaced > 100
-    told = folded_from(rings)
+    folded = folded_from(rings)
     for seed in range(2):
         live, again = Finals(), Finals()
         folder, most_bytes = tmp_path / str(seed), (1 << 24, 20_000)[seed]
         digest, file = fold_again(
-            rings, told, folder, random.Random(seed), live, most_bytes=most_bytes
+            rings, folded, folder, random.Random(seed), live, most_bytes=most_bytes
         )
         replay = RecordingSource(file, sinks=(again,))
         replay.advance()
@@ -79,9 +79,9 @@ def test_counters_are_the_same_however_the_rings_are_read(
 def test_without_the_samplers_ring_the_numbers_are_others_but_the_time_is_the_same(
     rings: list[Path], tmp_path: Path
 ) -> None:
-    told, finals = folded_from(rings), (Finals(), Finals())
-    both, _ = fold_again(rings, told, tmp_path / "both", random.Random(1), finals[0])
-    alone = [one for one in told if one[1] == 0]
+    folded, finals = folded_from(rings), (Finals(), Finals())
+    both, _ = fold_again(rings, folded, tmp_path / "both", random.Random(1), finals[0])
+    alone = [one for one in folded if one[1] == 0]
     one, _ = fold_again(rings[:1], alone, tmp_path / "one", random.Random(1), finals[1])
     assert one != both
     assert {final.counters.provenance.get("sm_active_ns") for final in finals[1].requests} == {None}

@@ -45,17 +45,17 @@ def ring(folder: Path, role: str, start_ns: int, records: list[Record]) -> Path:
 
 
 def engine(folder: Path, start_ns: int) -> Path:
-    told = [Keyframe(start_ns, 0, -1), EngineInfo(start_ns, "test"), Clock(start_ns, start_ns)]
-    return ring(folder, "core", start_ns, told)
+    records = [Keyframe(start_ns, 0, -1), EngineInfo(start_ns, "test"), Clock(start_ns, start_ns)]
+    return ring(folder, "core", start_ns, records)
 
 
 def sampler(folder: Path, start_ns: int, num: int) -> Path:
-    told: list[Record] = [Keyframe(start_ns, 0, -1)]
-    told += [
+    records: list[Record] = [Keyframe(start_ns, 0, -1)]
+    records += [
         CounterSample(start_ns + i, "GPU-1", start_ns + i - 1, start_ns + i, "gpm", {"pid": i})
         for i in range(1, num + 1)
     ]
-    return ring(folder, SAMPLER_ROLE, start_ns, told)
+    return ring(folder, SAMPLER_ROLE, start_ns, records)
 
 
 def folded(source: RingSource) -> RingSource:

@@ -27,18 +27,18 @@ def two_ranks(*, until_ms: float = 1500, instances: tuple[str, str] = ("", "")) 
     train = Train(instance=instances[0])
     worker = train.script.ring("worker", 1, ranks=2)
     uuid = (GPU if any(instances) else OTHER)[4:]
-    worker.tell(
+    worker.write(
         EngineInfo(
             START_NS, "made-up", shape=SHAPE, device="NVIDIA", device_uuid=uuid,
             mig_uuid=instances[1], ranks=(1, 0, 0, 0), sizes=(2, 1, 1, 1),
         )
     )  # fmt: skip
     train.alternate(until_ms=until_ms, gap_ms=1)
-    told, train.script.told = train.script.told, []
-    for number, record in told:
-        train.script.told.append((number, record))
+    records, train.script.entries = train.script.entries, []
+    for number, record in records:
+        train.script.entries.append((number, record))
         if number == train.core.number and type(record).__name__ == "StepSpan":
-            train.script.told.append((worker.number, record))
+            train.script.entries.append((worker.number, record))
     return train
 
 
@@ -82,8 +82,8 @@ def test_gauges_of_each_device_are_its_own(view: EngineView) -> None:
         assert scrape.one("inferscope_gpu_memory_used_bytes", gpu=gpu) == num_bytes
         share = scrape.one("inferscope_gpu_sm_active_ratio", gpu=gpu)
         assert min(SM[device]) <= share <= max(SM[device])
-    assert {said["gpu"] for said, _ in scrape.all("inferscope_gpu_memory_used_bytes")} == {
-        said["gpu"] for said, _ in scrape.all("inferscope_gpu_phase_seconds_total")
+    assert {labels["gpu"] for labels, _ in scrape.all("inferscope_gpu_memory_used_bytes")} == {
+        labels["gpu"] for labels, _ in scrape.all("inferscope_gpu_phase_seconds_total")
     }
 
 
@@ -112,16 +112,16 @@ def test_silent_sampler_has_no_gauges_and_constant_counters() -> None:
     train = sampled(two_ranks(until_ms=4000), {GPU: GPU, OTHER: OTHER}, other_until_ms=1500)
     scrape = scraped(view_of(train))
     for name in ("inferscope_gpu_memory_used_bytes", "inferscope_gpu_sm_active_ratio"):
-        assert [said["gpu"] for said, _ in scrape.all(name)] == [GPU[4:]]
+        assert [labels["gpu"] for labels, _ in scrape.all(name)] == [GPU[4:]]
     counted = "inferscope_gpu_sm_active_seconds_total"
-    assert {said["gpu"] for said, _ in scrape.all(counted)} == {GPU[4:], OTHER[4:]}
+    assert {labels["gpu"] for labels, _ in scrape.all(counted)} == {GPU[4:], OTHER[4:]}
 
 
 def test_instances_of_one_device_are_reported_separately() -> None:
     train = two_ranks(instances=("MIG-7", "MIG-8"))
     scrape = scraped(view_of(sampled(train, {GPU: "MIG-7", OTHER: "MIG-8"})))
-    told = scrape.all("inferscope_gpu_memory_used_bytes")
-    assert {said["gpu"]: num for said, num in told} == {
+    memory = scrape.all("inferscope_gpu_memory_used_bytes")
+    assert {labels["gpu"]: num for labels, num in memory} == {
         "MIG-7": MEMORY_BYTES[GPU],
         "MIG-8": MEMORY_BYTES[OTHER],
     }
@@ -135,5 +135,5 @@ def test_gauges_of_a_source_that_ends_are_absent_and_another_s_of_that_device_st
     scrape = scraped(view_of(train))
     sms = scrape.all("inferscope_gpu_sm_active_ratio")
     memory = scrape.all("inferscope_gpu_memory_used_bytes")
-    assert {said["gpu"] for said, _ in sms} == {GPU[4:]}
-    assert {said["gpu"] for said, _ in memory} == {GPU[4:], OTHER[4:]}
+    assert {labels["gpu"] for labels, _ in sms} == {GPU[4:]}
+    assert {labels["gpu"] for labels, _ in memory} == {GPU[4:], OTHER[4:]}

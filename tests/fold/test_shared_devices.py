@@ -26,12 +26,12 @@ spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, 
 def run_on_one_device(ranks: list[Spans]) -> Train:
     """Run each rank's steps, a prefill and decodes of one request."""
     train = Train()
-    for replica, told in enumerate(ranks):
+    for replica, rank_steps in enumerate(ranks):
         if replica:
             train.beside(replica)
         at = FIRST_MS
         request = train.ask(f"of {replica}", at)
-        for step, (gap, length) in enumerate(told):
+        for step, (gap, length) in enumerate(rank_steps):
             rows = [(request, 1, 63 + step)] if step else [(request, 64, 0)]
             begin, at = at + gap, at + gap + length
             train.run(step, rows, begin, at, DECODE if step else PREFILL)
@@ -68,9 +68,11 @@ def test_counted_amounts_are_assigned_exactly_once(ranks: list[Spans], seed: int
     )
     totals = counters_of(collector).totals[:, SM_ACTIVE]
     assert totals.sum() == pytest.approx(counted_ns, rel=1e-9)
-    told = [final.counters for final in finals.requests]
-    assert len(told) == len(ranks)
-    of_requests = sum(each.prefill["sm_active_ns"] + each.decode["sm_active_ns"] for each in told)
+    counters = [final.counters for final in finals.requests]
+    assert len(counters) == len(ranks)
+    of_requests = sum(
+        each.prefill["sm_active_ns"] + each.decode["sm_active_ns"] for each in counters
+    )
     assert of_requests == pytest.approx(counted_ns, rel=1e-6, abs=10)
     assert_all_closes(collector, finals)
 
@@ -91,9 +93,9 @@ def test_ranks_in_turn_are_each_given_their_own() -> None:
     train.sample(0.5, "sm_active_share", (0.9, 0.3), source="pm")
     collector, finals = train.play()
     assert shares(collector) == (pytest.approx(0.9), pytest.approx(0.3))
-    told = {final.request_id: final.counters for final in finals.requests}
-    assert told["prompts"].prefill["sm_active_ns"] == pytest.approx(0.9 * 300 * MS)
-    assert told["answers"].decode["sm_active_ns"] == pytest.approx(0.3 * 300 * MS)
+    counters = {final.request_id: final.counters for final in finals.requests}
+    assert counters["prompts"].prefill["sm_active_ns"] == pytest.approx(0.9 * 300 * MS)
+    assert counters["answers"].decode["sm_active_ns"] == pytest.approx(0.3 * 300 * MS)
 
 
 def test_while_two_ranks_run_at_once_the_device_is_idle_no_less() -> None:
@@ -117,10 +119,10 @@ def test_while_two_ranks_run_at_once_the_device_is_idle_no_less() -> None:
 @given(ranks=st.lists(spans, min_size=1, max_size=4), period=st.integers(1, 90))
 def test_busy_time_is_that_of_any_step(ranks: list[Spans], period: int) -> None:
     steps, is_busy = [StepBuffer() for _ in ranks], np.zeros(2000, dtype=bool)
-    for each, told in zip(steps, ranks, strict=True):
+    for each, rank_steps in zip(steps, ranks, strict=True):
         each.begin(0)
         at = 0
-        for gap, length in told:
+        for gap, length in rank_steps:
             begin, at = at + gap, at + gap + length
             is_busy[begin:at] = True
             each.add((begin, at, 0, length, *NOTHING_MOVED))

@@ -156,11 +156,11 @@ def skewed_script(skew_ns: int, *, wall_jump_ns: int = 0) -> Script:
         script.at(at_s * 1000)
         for ring in (core, front):
             jump_ns = wall_jump_ns if at_s > 5 else 0
-            ring.tell(Clock(script.now_ns, script.now_ns + jump_ns))
-    told = script.told[2:] if wall_jump_ns else script.told
-    script.told = [
+            ring.write(Clock(script.now_ns, script.now_ns + jump_ns))
+    later = script.entries[2:] if wall_jump_ns else script.entries
+    script.entries = [
         (number, shifted(record, skew_ns) if number == front.number else record)
-        for number, record in (*script.told[: len(script.told) - len(told)], *told)
+        for number, record in (*script.entries[: len(script.entries) - len(later)], *later)
     ]
     return script
 
@@ -171,8 +171,8 @@ def test_a_skew_that_no_reader_corrected_is_reported(skew_ns: int) -> None:
     found = collector.skewed_clocks()
     view = snapshot(collector, window_ns=S, mode="ended").engines[0]
     assert view.health.skewed_clocks == found == collector.totals().skewed_clocks
-    told = [(one.role, one.skew_ns, one.is_corrected) for one in found]
-    assert told == ([("frontend", -skew_ns, False)] if skew_ns else [])
+    skews = [(one.role, one.skew_ns, one.is_corrected) for one in found]
+    assert skews == ([("frontend", -skew_ns, False)] if skew_ns else [])
 
 
 def test_a_wall_clock_that_is_set_is_not_reported() -> None:
@@ -192,8 +192,8 @@ def test_a_collector_logs_it_once_and_an_export_ends_with_it(folder: Path) -> No
     engines.close()
     core.close()
     front.close()
-    (said,) = engines.notes
-    assert "the clock of frontend 0 of engine" in said
+    (line,) = engines.notes
+    assert "the clock of frontend 0 of engine" in line
     out = BytesIO()
     source = RingSource(lambda: folder.glob("*.ring"), name="t")
     while not source.has_ended:
@@ -324,14 +324,14 @@ def test_a_time_that_cannot_be_moved_costs_only_its_record(
     core.queued("of no time", prompt_tokens=8, at_ns=-(1 << 63))
     core.queued("good", prompt_tokens=8)
     follower = RingFollower(lambda: ring_paths(folder), SystemClock(), stays=True)
-    told: list[str] = []
+    names: list[str] = []
     deadline_s = time.monotonic() + 30
-    while "good" not in told:
-        assert time.monotonic() < deadline_s, "it is never told"
+    while "good" not in names:
+        assert time.monotonic() < deadline_s, "it is never recorded"
         items = follower.poll()
-        told += [item.record.request_id for item in items if isinstance(item.record, RequestEvent)]
+        names += [item.record.request_id for item in items if isinstance(item.record, RequestEvent)]
         time.sleep(0.005)
-    assert told == ["good"]
+    assert names == ["good"]
     assert follower.num_unknown == 1
     follower.close()
     core.close()

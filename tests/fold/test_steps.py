@@ -387,7 +387,7 @@ def test_malformed_columns_and_unknown_reasons_are_counted() -> None:
         Emitted(1 << 63, b"", b""),
         StepSpan(t_ns, 5, 0, -(1 << 62), 0, 1 << 63, 1 << 62, 1 << 63),
     ):
-        core.tell(record)
+        core.write(record)
     core.step(
         6, [(mine, 8, 0), (mine, 0, 8), (mine, 4_000_000_000, 4_000_000_000)], start_ms=1, end_ms=9
     )
@@ -420,7 +420,7 @@ def test_impossible_step_changes_no_other_request(
 ) -> None:
     script = Script()
     core = script.ring()
-    core.tell(EngineInfo(script.now_ns, "made-up", shape=LLAMA_8B, device="gpu"))
+    core.write(EngineInfo(script.now_ns, "made-up", shape=LLAMA_8B, device="gpu"))
     parts = (("system", 4), ("user", 2**62))
     mine, other = core.queued("a", prompt_parts=parts), core.queued("b")
     core.admitted(mine)
@@ -428,9 +428,9 @@ def test_impossible_step_changes_no_other_request(
     script.at(9)
     core.span(0, 1, 9)
     core.slices(0, rows)
-    number, slices = script.told[-1]
+    number, slices = script.entries[-1]
     assert isinstance(slices, StepSlices)
-    script.told[-1] = number, replace(slices, **columns)
+    script.entries[-1] = number, replace(slices, **columns)
     core.finished(mine)
     core.finished(other)
     collector, finals = script.play()

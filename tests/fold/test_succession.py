@@ -60,7 +60,7 @@ def test_devices_that_have_ids_are_called_as_their_driver_calls_them(prefix: str
     cores = [script.ring(rank=rank) for rank in range(3)]
     for core, uuid in zip(cores, ids, strict=True):
         own = (0, 0, core.rank, 0)
-        core.tell(
+        core.write(
             EngineInfo(script.now_ns, "made-up", ranks=own, device="gpu", device_uuid=prefix + uuid)
         )
     for core in cores:
@@ -154,14 +154,14 @@ processes = st.builds(
 def restarted(lives: list[Life]) -> Script:
     """Run processes of one engine, some of them at once."""
     script, at = Script(), 0
-    told: list[tuple[float, int, Life, int]] = []
+    edges_due: list[tuple[float, int, Life, int]] = []
     for number, life in enumerate(lives):
         at += life.gap_ms
         edges = range(at, at + life.lasts_ms, 9_000)
-        told += [(ms, number, life, place) for place, ms in enumerate(edges)]
-        told.append((at + life.lasts_ms, number, life, -1))
+        edges_due += [(ms, number, life, place) for place, ms in enumerate(edges)]
+        edges_due.append((at + life.lasts_ms, number, life, -1))
     by_number: dict[int, Ring] = {}
-    for ms, number, life, place in sorted(told, key=lambda each: each[:2]):
+    for ms, number, life, place in sorted(edges_due, key=lambda each: each[:2]):
         script.at(ms)
         if not place:
             by_number[number] = script.ring(life.role, life.rank)

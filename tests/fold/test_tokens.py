@@ -50,10 +50,10 @@ def test_emissions_written_at_once_are_each_requests_own(seed: int, is_flushed: 
             ended.clear()
     of_each_ns, of_previous_ns = tokens.flush()
     assert gaps + int((of_each_ns - of_previous_ns).sum()) == expected_gaps
-    for slot, told in events.items():
+    for slot, expected_events in events.items():
         times_ns, counts_of = tokens.events_of(slot)
-        assert list(zip(times_ns, counts_of, strict=True)) == told
-        assert tokens.num[slot] == sum(num for _, num in told)
+        assert list(zip(times_ns, counts_of, strict=True)) == expected_events
+        assert tokens.num[slot] == sum(num for _, num in expected_events)
         assert tokens.times_ns[slot] == times_ns
         if slot not in ended:
-            assert tokens.edge_ns[slot] == (told[-1][0] if told else 0)
+            assert tokens.edge_ns[slot] == (expected_events[-1][0] if expected_events else 0)

@@ -37,7 +37,9 @@ class Fleet:
         self.ranks = [script.ring("worker", rank, ranks=2) for rank in range(2)]
         for ring in (self.core, *self.ranks) if self.shape is not None else ():
             place = {"ranks": (ring.rank, 0, 0, 0), "sizes": (2, 1, 1, 1)}
-            ring.tell(EngineInfo(script.now_ns, "made-up", device="gpu", shape=self.shape, **place))
+            ring.write(
+                EngineInfo(script.now_ns, "made-up", device="gpu", shape=self.shape, **place)
+            )
         old = self.core.queued("old")
         self.core.admitted(old)
         for step in range(NUM_STEPS):
@@ -61,13 +63,13 @@ class Fleet:
         script.at(begin)
         self.core.plan(step)
         prefill = sum(tokens for _, tokens, context in rows if tokens > 1 or not context)
-        told = {
+        totals = {
             "prefill_tokens": prefill,
             "decode_tokens": sum(tokens for _, tokens, _ in rows) - prefill,
         }
         script.at(end + 3)
-        self.ranks[0].span(step, begin, end, **told)
-        self.ranks[1].span(step, begin, begin + 1.2 * (end - begin), **told)
+        self.ranks[0].span(step, begin, end, **totals)
+        self.ranks[1].span(step, begin, begin + 1.2 * (end - begin), **totals)
         self.core.slices(step, rows)
         self.core.emitted([request for request, _, _ in rows])
 

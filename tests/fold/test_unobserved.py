@@ -259,8 +259,10 @@ def test_what_is_unsupported_is_in_the_view_once() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     for ring in (core, front):
-        told = ProbeHealth(script.now_ns, ON, 0, 0, 0, script.now_ns, unsupported=("pauses: gone",))
-        ring.tell(told)
+        report = ProbeHealth(
+            script.now_ns, ON, 0, 0, 0, script.now_ns, unsupported=("pauses: gone",)
+        )
+        ring.write(report)
     collector, _ = script.play(until_ms=300)
     (view,) = snapshot(collector, window_ns=SECOND_NS, mode="live").engines
     assert view.health.unsupported == ("pauses: gone",)
@@ -307,10 +309,10 @@ def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
     assert sum(counts.histograms["request_queue_seconds"].counts) == 0
     assert sum(counts.histograms["request_duration_seconds"].counts) == 1
     finished = Finished(final, None, None, None, {})
-    told = root_attributes(finished, EngineResource("engine"), "text_completion", None)
-    assert told["inferscope.ledger_missing"] == "core not observed"
-    assert not [name for name in told if name.startswith("inferscope.ledger.")]
-    assert "inferscope.gpu_seconds" not in told
+    attributes = root_attributes(finished, EngineResource("engine"), "text_completion", None)
+    assert attributes["inferscope.ledger_missing"] == "core not observed"
+    assert not [name for name in attributes if name.startswith("inferscope.ledger.")]
+    assert "inferscope.gpu_seconds" not in attributes
 
 
 def test_a_row_of_such_a_request_has_unknowns_in_place_of_zeros() -> None:

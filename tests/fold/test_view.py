@@ -70,12 +70,12 @@ def test_what_a_probe_does_behind_the_device_is_a_part_of_its_share() -> None:
     for second in range(1, 8):
         script.at(1000 * second)
         cost_ns = 9_000_000 * second
-        core.tell(
+        core.write(
             ProbeHealth(
                 script.now_ns, ON, 0, 0, cost_ns, script.now_ns, hidden_ns=6_000_000 * second
             )
         )
-        older.tell(ProbeHealth(script.now_ns, ON, 0, 0, 1_000_000 * second, script.now_ns))
+        older.write(ProbeHealth(script.now_ns, ON, 0, 0, 1_000_000 * second, script.now_ns))
     health = view_of(script, until_ms=7500).health
     assert health.probe_share is not None
     assert health.probe_hidden_share is not None

@@ -12,11 +12,11 @@ from inferscope.fold.windows import SECOND_NS, Windows
 @pytest.mark.parametrize("num_durations", [1, 20, 200, 5000])
 def test_durations_count_alike_one_by_one_and_many_at_once(num_durations: int) -> None:
     draw = random.Random(num_durations)
-    told = [round(10 ** draw.uniform(0, 12)) for _ in range(num_durations)]
-    at_ns = np.sort(np.array([draw.randint(0, 2 * SECOND_NS) for _ in told]))
+    durations = [round(10 ** draw.uniform(0, 12)) for _ in range(num_durations)]
+    at_ns = np.sort(np.array([draw.randint(0, 2 * SECOND_NS) for _ in durations]))
     at_once, noted, one_by_one = Windows(), Windows(), Windows()
-    at_once.observe("tbt", np.array(told), at_ns)
-    for duration_ns, each_ns in zip(told, at_ns.tolist(), strict=True):
+    at_once.observe("tbt", np.array(durations), at_ns)
+    for duration_ns, each_ns in zip(durations, at_ns.tolist(), strict=True):
         noted.observe_one("tbt", duration_ns, each_ns)
         one_by_one.observe_one("tbt", duration_ns, each_ns)
         one_by_one.at(each_ns).settle()
@@ -25,5 +25,5 @@ def test_durations_count_alike_one_by_one_and_many_at_once(num_durations: int) -
             windows.quantiles("tbt", each.last(window_ns)) for each in (at_once, noted, one_by_one)
         )
         assert found == expected == settled
-    assert found.num == len(told)
-    assert found.max_ns == max(told)
+    assert found.num == len(durations)
+    assert found.max_ns == max(durations)

@@ -70,7 +70,7 @@ class Traffic:
             device="gpu",
             sizes=(self.ranks, 1, 1, 1),
         )
-        self.core.tell(info)
+        self.core.write(info)
 
     def request(self, name: str, *, prompt_tokens: int = 8, cached_tokens: int = 0) -> int:
         index = self.core.queued(name)
@@ -88,7 +88,7 @@ class Traffic:
         def column(kind: str, name: str) -> bytes:
             return array(kind, [getattr(row, name) for row in rows]).tobytes()
 
-        self.core.tell(
+        self.core.write(
             StepSlices(
                 self.script.now_ns,
                 n,
@@ -159,7 +159,7 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
     traffic, finals = some_traffic(seed, shape)
     rates = rates_of(shape)
     assert rates is not None
-    told: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for final in finals.requests:
         for phase, flops, work in (
             ("prefill", final.prefill_flops, final.prefill_work),
@@ -168,13 +168,13 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
             assert flops is not None
             assert work.hbm_read_bytes is not None
             assert work.hbm_write_bytes is not None
-            told[f"{phase} flops"] += flops
-            told[f"{phase} tokens"] += work.tokens
-            told[f"{phase} written"] += work.hbm_write_bytes
-            told["read"] += work.hbm_read_bytes
-        told["recomputed"] += final.recomputed.tokens
-        told["rejected"] += final.rejected.tokens
-        told["drafted"] += final.drafted.tokens
+            sums[f"{phase} flops"] += flops
+            sums[f"{phase} tokens"] += work.tokens
+            sums[f"{phase} written"] += work.hbm_write_bytes
+            sums["read"] += work.hbm_read_bytes
+        sums["recomputed"] += final.recomputed.tokens
+        sums["rejected"] += final.rejected.tokens
+        sums["drafted"] += final.drafted.tokens
 
     expected: Counter[str] = Counter()
     for rows in traffic.steps:
@@ -192,7 +192,7 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
         num_tokens = sum(row.tokens for row in targets)
         num_rows = sum(row.sampled for row in targets)
         expected["read"] += rates.hbm.weights.of_step(num_tokens, num_rows)
-    assert +told == +expected
+    assert +sums == +expected
 
 
 @settings(max_examples=20, deadline=None)
@@ -226,11 +226,11 @@ def test_rejected_drafts_are_counted_in_tokens() -> None:
     for index in (a, b, c):
         traffic.core.finished(index)
     finals = traffic.play()
-    told = by_id(finals)
+    requests = by_id(finals)
     shares_ns = finals.steps[-1].shares_ns.tolist()
-    assert [told[name].rejected.tokens for name in "abc"] == [3, 0, 0]
-    assert [told[name].rejected.ns for name in "abc"] == [shares_ns[0] * 3 // 5, 0, 0]
-    assert [told[name].decode_work.tokens for name in "abc"] == [5, 3, 1]
+    assert [requests[name].rejected.tokens for name in "abc"] == [3, 0, 0]
+    assert [requests[name].rejected.ns for name in "abc"] == [shares_ns[0] * 3 // 5, 0, 0]
+    assert [requests[name].decode_work.tokens for name in "abc"] == [5, 3, 1]
 
 
 def test_draft_model_time_is_separate_and_its_flops_are_unassigned() -> None:
@@ -246,9 +246,9 @@ def test_draft_model_time_is_separate_and_its_flops_are_unassigned() -> None:
     assert (final.decode_work.tokens, final.drafted.tokens) == (5, 4)
     assert final.drafted.ns == finals.steps[-1].shares_ns.item(0)
     assert final.rejected.ns == 0
-    told = request_row(final)["provenance"]
-    assert told["compute_ns"]["method"] == "measured", "it was alone"
-    assert told["draft_ns"]["method"] == told["rejected_ns"]["method"] == "apportioned"
+    provenance = request_row(final)["provenance"]
+    assert provenance["compute_ns"]["method"] == "measured", "it was alone"
+    assert provenance["draft_ns"]["method"] == provenance["rejected_ns"]["method"] == "apportioned"
 
 
 @pytest.mark.parametrize("num_others", [0, 2])
@@ -276,13 +276,13 @@ def test_weight_reads_are_divided_equally_among_the_step_members() -> None:
     traffic.step([Row(a, DECODE, 1, 8), Row(b, PREFILL, 8, 0, 0)])
     for index in (a, b):
         traffic.core.finished(index)
-    told, rates = by_id(traffic.play()), rates_of(DENSE)
+    requests, rates = by_id(traffic.play()), rates_of(DENSE)
     assert rates is not None
     weights = rates.hbm.weights
     own = rates.hbm.reads(8, 0, 0)  # a chunk does not sample: lm_head is read for the decode
-    assert told["b"].prefill_work.hbm_read_bytes == own + weights.layers // 2
+    assert requests["b"].prefill_work.hbm_read_bytes == own + weights.layers // 2
     decode = rates.hbm.reads(1, 8, 1) + weights.layers - weights.layers // 2 + weights.head
-    assert told["a"].decode_work.hbm_read_bytes == decode
+    assert requests["a"].decode_work.hbm_read_bytes == decode
 
 
 def test_ranks_that_share_a_model_move_what_they_hold_twice_but_compute_it_once() -> None:
@@ -314,8 +314,8 @@ def test_what_the_prefix_cache_saved_is_what_a_prompt_without_it_costs_more() ->
     traffic.step([Row(warm, PREFILL, 16, 32)])
     for index in (cold, warm):
         traffic.core.finished(index)
-    told = by_id(traffic.play())
-    without, with_it = told["cold"], told["warm"]
+    requests = by_id(traffic.play())
+    without, with_it = requests["cold"], requests["warm"]
     assert without.saved.flops == without.saved.ns == 0
     assert with_it.saved.flops is not None
     assert without.prefill_flops is not None
@@ -349,9 +349,9 @@ def test_time_that_only_a_fit_says_was_saved_is_modelled_all_the_same() -> None:
 
 def test_ranks_reported_later_count_from_then_on() -> None:
     traffic = Traffic(DENSE, 1)
-    info = traffic.script.told[-1][1]
+    info = traffic.script.entries[-1][1]
     traffic.script.at(0.5)
-    traffic.core.tell(replace(info, t_ns=traffic.script.now_ns, sizes=(4, 1, 1, 1)))
+    traffic.core.write(replace(info, t_ns=traffic.script.now_ns, sizes=(4, 1, 1, 1)))
     mine = traffic.request("a")
     traffic.step([Row(mine, PREFILL, 8, 0)])
     traffic.core.finished(mine)
@@ -408,16 +408,16 @@ def test_the_journal_sums_up_what_requests_computed_between_its_ends(seed: int) 
             after.append(totals_of(work, num_slots))
     if not ends:
         return
-    there, told = journal.sum_up(ends, num_slots)
+    there, sums = journal.sum_up(ends, num_slots)
     computed = np.diff(after, axis=0)
-    assert (told == computed[:, there]).all()
+    assert (sums == computed[:, there]).all()
     assert there.tolist() == computed.any(axis=(0, 2)).nonzero()[0].tolist()
     since = totals_of(work, num_slots) - after[-1]
-    there, told = journal.sum_up([len(journal.rows)], num_slots)
-    assert (told == since[there]).all()
-    assert told.sum() == since.sum()
+    there, sums = journal.sum_up([len(journal.rows)], num_slots)
+    assert (sums == since[there]).all()
+    assert sums.sum() == since.sum()
 
 
 def totals_of(work: WorkTotals, num_slots: int) -> NDArray[np.int64]:
-    told = [work.of(slot) for slot in range(num_slots)]
-    return np.array(told)[:, :, TOTALLED].reshape(num_slots, -1)
+    amounts = [work.of(slot) for slot in range(num_slots)]
+    return np.array(amounts)[:, :, TOTALLED].reshape(num_slots, -1)

@@ -62,7 +62,7 @@ class Train:
             mig_uuid=self.instance,
             ranks=(0, 0, replica, 0),
         )
-        self.core.tell(info)
+        self.core.write(info)
 
     def beside(self, replica: int) -> Train:
         """Continue as another replica of the engine, on the same device."""
@@ -131,11 +131,11 @@ class Train:
         *,
         source: str = "gpm",
         device: str | None = None,
-        told_ms: float | None = None,
+        written_ms: float | None = None,
     ) -> None:
         """Write one sample."""
         from_ns, to_ns = (START_NS + round(at * MS) for at in (begin, end))
-        t_ns = to_ns if told_ms is None else START_NS + round(told_ms * MS)
+        t_ns = to_ns if written_ms is None else START_NS + round(written_ms * MS)
         self.samples.append(
             CounterSample(t_ns, device or self.device, from_ns, to_ns, source, values)
         )
@@ -143,7 +143,7 @@ class Train:
     def stamp(self, wall: Wall, *, error_ns: int = 0, lag_ns: int = 0) -> Train:
         """Stamp all samples by a wall clock, and report them ten times a second.
 
-        `error_ns` and `lag_ns` are those of `told`.
+        `error_ns` and `lag_ns` are those of `anchor`.
         """
         windows = [
             Counted(each.start_ns, each.end_ns, each.values["sm_active_share"])
@@ -167,7 +167,7 @@ class Train:
         """Fold engine and sampler into a collector."""
         merger = Merger()
         collector.fold(READER, _opened(SAMPLER, SAMPLER_ROLE))
-        for sequence, (number, record) in enumerate(self.script.told):
+        for sequence, (number, record) in enumerate(self.script.entries):
             if isinstance(record, RingOpened):
                 collector.fold(READER, record)
             else:
@@ -181,11 +181,11 @@ class Train:
 
     def write(self, folder: Path) -> list[Path]:
         """Write all rings, including the sampler's, in the state after their processes exited."""
-        told = [*self.script.told]
-        told.append((READER, _opened(SAMPLER, SAMPLER_ROLE)))
-        told += [(SAMPLER, Keyframe(START_NS, ON, -1)), *((SAMPLER, r) for r in self.sampled())]
+        records = [*self.script.entries]
+        records.append((READER, _opened(SAMPLER, SAMPLER_ROLE)))
+        records += [(SAMPLER, Keyframe(START_NS, ON, -1)), *((SAMPLER, r) for r in self.sampled())]
         writers: dict[int, RingWriter] = {}
-        for number, record in told:
+        for number, record in records:
             if isinstance(record, RingOpened):
                 me = Identity(
                     record.engine_id, record.role, record.rank, record.pid, "host", "boot",

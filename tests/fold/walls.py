@@ -48,8 +48,8 @@ class Counted:
 def anchor(wall: Wall, at_ns: int, *, error_ns: int = 0, draw: random.Random) -> Clock:
     """Return a simultaneous reading of the two clocks, with an error."""
     wrong_ns = draw.randint(-error_ns, error_ns)
-    told_ns = at_ns + error_ns + 1
-    return Clock(told_ns, wall.real_ns(at_ns), error_ns=error_ns, host_ns=at_ns + wrong_ns)
+    written_ns = at_ns + error_ns + 1
+    return Clock(written_ns, wall.real_ns(at_ns), error_ns=error_ns, host_ns=at_ns + wrong_ns)
 
 
 def reported(

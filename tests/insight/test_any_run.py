@@ -73,10 +73,12 @@ plans = st.builds(
 )  # fmt: skip
 
 
-def judged(requests: list[FinalRequest], told: list[StepPlan], copies: int) -> EngineFindings:
+def judged(
+    requests: list[FinalRequest], given_plans: list[StepPlan], copies: int
+) -> EngineFindings:
     watch = RunSummarizer()
     watch.on_record(0, RingOpened(0, 1, "e", "core", 0, 1, "host", "boot", 0, 0))
-    for plan in told:
+    for plan in given_plans:
         watch.on_record(1, plan)
     for _ in range(copies):
         for request in requests:
@@ -86,8 +88,8 @@ def judged(requests: list[FinalRequest], told: list[StepPlan], copies: int) -> E
 
 
 @given(st.lists(finals(), min_size=1, max_size=4), st.lists(plans, max_size=4))
-def test_any_run_is_judged(requests: list[FinalRequest], told: list[StepPlan]) -> None:
-    found = judged(requests, told, FEWEST_REQUESTS)
+def test_any_run_is_judged(requests: list[FinalRequest], given_plans: list[StepPlan]) -> None:
+    found = judged(requests, given_plans, FEWEST_REQUESTS)
     num = sum(not request.joined_late for request in requests)
     assert found.num_requests == FEWEST_REQUESTS * num
     assert (found.findings is None) == (num == 0)

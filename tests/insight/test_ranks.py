@@ -60,10 +60,10 @@ def test_a_rank_that_is_slower_by_a_fifth_is_named() -> None:
     found = slow_rank(run)
     assert found is not None
     assert found.title == "Rank 1 is slow, and the others wait for it"
-    told = {number.name: number.value for number in found.evidence}
-    assert (told["rank"], told["dp_rank"]) == (1, 0)
-    assert told["step_mean_ns"] == pytest.approx(12e6)
-    assert told["step_mean_of_others_ns"] == pytest.approx(10e6)
+    evidence = {number.name: number.value for number in found.evidence}
+    assert (evidence["rank"], evidence["dp_rank"]) == (1, 0)
+    assert evidence["step_mean_ns"] == pytest.approx(12e6)
+    assert evidence["step_mean_of_others_ns"] == pytest.approx(10e6)
     assert found.lost_share == pytest.approx(run.requests.share_of_life("rank_wait"))
     assert found.lost_share > 0
     assert "20% more" in found.sentences[0]

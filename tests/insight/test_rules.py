@@ -153,8 +153,8 @@ def test_a_small_kv_cache_is_named_with_its_preemptions(served: Serve) -> None:
     options = EngineOptions(num_blocks=24, max_model_tokens=128)
     judged = served(asks(40, every=3, prompt_tokens=60, max_tokens=40), options)
     found = the(judged, "short_of_kv")
-    told = {number.name: number.value for number in found.evidence}
-    assert told["preemptions"] == sum(r.num_preemptions for r in judged.finals.requests) > 0
+    evidence = {number.name: number.value for number in found.evidence}
+    assert evidence["preemptions"] == sum(r.num_preemptions for r in judged.finals.requests) > 0
     assert "small_batch_with_queue" not in judged.ids
 
 
@@ -187,8 +187,8 @@ def test_a_host_that_sleeps_between_steps_is_named(served: Serve) -> None:
 
     judged = served(at_ease(), change=sleep_in_scheduler)
     found = the(judged, "host_bound_decode")
-    told = {number.name: number.value for number in found.evidence}
-    assert told["cpu_gap_per_token_ns"] >= 1e9 * SLEEP_S
+    evidence = {number.name: number.value for number in found.evidence}
+    assert evidence["cpu_gap_per_token_ns"] >= 1e9 * SLEEP_S
     assert found.counterfactual is not None
 
 
@@ -221,9 +221,9 @@ def test_a_common_beginning_that_no_cache_serves_is_found_and_silent_with_one(
     alike = asks(40, every=6, prompt_tokens=330, max_tokens=8, shared=SHARED)
     without = served(alike, EngineOptions(num_blocks=512, prefix_cache=False))
     found = the(without, "unused_prefixes")
-    told = {number.name: number.value for number in found.evidence}
-    assert told["repeated_prompt_tokens"] == 39 * 256
-    assert told["cached_tokens"] == 0
+    evidence = {number.name: number.value for number in found.evidence}
+    assert evidence["repeated_prompt_tokens"] == 39 * 256
+    assert evidence["cached_tokens"] == 0
     within = serve(tmp_path / "cached", monkeypatch, alike, ROOMY)
     assert within.run.prefixes.repeated_tokens == 39 * 256
     assert "unused_prefixes" not in within.ids
@@ -289,5 +289,5 @@ def test_what_prompts_say_is_in_no_ring(served: Serve, tmp_path: Path) -> None:
     (ring,) = tmp_path.glob("**/*.ring")
     raw = ring.read_bytes()
     for width in (1, 2, 4, 8):
-        told = b"".join(token.to_bytes(width, "little") for token in SHARED[:16])
-        assert told not in raw
+        raw_tokens = b"".join(token.to_bytes(width, "little") for token in SHARED[:16])
+        assert raw_tokens not in raw

@@ -35,7 +35,7 @@ def verify(core: Ring, step: int, index: int, context: int, accepted: int, rows:
     num = len(phases)
     indices, counts = array("I", [index] * num).tobytes(), array("I", tokens).tobytes()
     contexts = [context, context + 1][:num]
-    core.tell(
+    core.write(
         StepSlices(
             core.now_ns,
             step,
@@ -89,9 +89,9 @@ def run(accepted: int, rows: str) -> dict[str, Finding]:
 @pytest.mark.parametrize("rows", ROWS)
 def test_drafts_that_are_never_accepted_cost_what_verifying_costs(rows: str) -> None:
     found = run(0, rows)["costly_speculation"]
-    told = {number.name: number.value for number in found.evidence}
-    assert (told["proposed_tokens"], told["accepted_tokens"]) == (6200, 0)
-    assert told["token_time_with_over_without"] == pytest.approx(took_ms(32) / took_ms(1), rel=0.05)
+    evidence = {number.name: number.value for number in found.evidence}
+    assert (evidence["proposed_tokens"], evidence["accepted_tokens"]) == (6200, 0)
+    assert evidence["token_time_with_over_without"] == pytest.approx(took_ms(32) / took_ms(1), rel=0.05)
     assert found.counterfactual is not None
     assert found.counterfactual.without_ns == pytest.approx(took_ms(1) * 1e6, rel=0.05)
 

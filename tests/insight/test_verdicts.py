@@ -21,13 +21,13 @@ def judged(life: Lived, *objectives: LatencyLimit, peers: tuple[Lived, ...] = ()
 
 def test_the_fewest_causes_are_listed_with_their_time() -> None:
     life = Lived({"queue": 300 * MS, "cpu_gap": 200 * MS, "prefill_own": 100 * MS})
-    (said,) = verdicts(judged(life, LatencyLimit("ttft", 150 * MS)))
-    assert "It missed TTFT 150.0 ms by 450.0 ms." in said
+    (line,) = verdicts(judged(life, LatencyLimit("ttft", 150 * MS)))
+    assert "It missed TTFT 150.0 ms by 450.0 ms." in line
     assert (
-        "Without queue (300.0 ms) and cpu_gap (200.0 ms) it would have met the objective." in said
+        "Without queue (300.0 ms) and cpu_gap (200.0 ms) it would have met the objective." in line
     )
-    assert "Too few compliant requests" in said
-    assert "Main cause" not in said
+    assert "Too few compliant requests" in line
+    assert "Main cause" not in line
 
 
 def test_what_would_have_let_it_pass_is_said_to_be_of_first_order() -> None:
@@ -39,28 +39,28 @@ def test_what_would_have_let_it_pass_is_said_to_be_of_first_order() -> None:
 
 def test_own_work_that_is_too_slow_by_itself_is_said_to_be() -> None:
     life = Lived({"queue": 10 * MS, "prefill_own": 900 * MS})
-    (said,) = verdicts(judged(life, LatencyLimit("ttft", 500 * MS)))
-    assert "missed it without other requests too: its own work takes 900.0 ms" in said
-    assert "Main cause: prefill_own" in said
+    (line,) = verdicts(judged(life, LatencyLimit("ttft", 500 * MS)))
+    assert "missed it without other requests too: its own work takes 900.0 ms" in line
+    assert "Main cause: prefill_own" in line
 
 
 def test_of_gaps_only_the_long_enough_causes_are_suspects() -> None:
     life = Lived({}, {"preempted": 80 * MS, "output": MS}, num_gaps=10)
-    (said,) = verdicts(judged(life, LatencyLimit("tbt", 20 * MS)))
-    assert "Only preempted took long enough" in said
+    (line,) = verdicts(judged(life, LatencyLimit("tbt", 20 * MS)))
+    assert "Only preempted took long enough" in line
 
 
 def test_peers_are_counted_and_small_differences_left_out() -> None:
     peers = tuple(Lived({"queue": 10 * MS, "cpu_gap": 5 * MS}) for _ in range(7))
     life = Lived({"queue": 400 * MS, "cpu_gap": 6 * MS})
-    (said,) = verdicts(judged(life, LatencyLimit("ttft", 100 * MS), peers=peers))
-    assert "median of 7 compliant requests of similar length: queue +390.0 ms." in said
+    (line,) = verdicts(judged(life, LatencyLimit("ttft", 100 * MS), peers=peers))
+    assert "median of 7 compliant requests of similar length: queue +390.0 ms." in line
 
 
 def test_a_request_under_way_is_not_judged() -> None:
     facts = made({"queue": 10}, 0, is_over=False, joined_late=False)
-    (said,) = verdicts(replace(facts, objectives=(LatencyLimit("e2e", MS),)))
-    assert said == "E2E 1.0 ms: judged when it finishes."
+    (line,) = verdicts(replace(facts, objectives=(LatencyLimit("e2e", MS),)))
+    assert line == "E2E 1.0 ms: judged when it finishes."
 
 
 def test_a_cause_of_a_newer_version_is_named_as_it_is() -> None:
@@ -80,8 +80,8 @@ def test_contributors_of_a_cause_come_from_blame() -> None:
         BlameShare("preempted", None, 25),
     )
     facts = replace(judged(life, LatencyLimit("ttft", 100 * MS)), blame=blame)
-    (said,) = verdicts(facts)
-    assert said.endswith(
+    (line,) = verdicts(facts)
+    assert line.endswith(
         "Main cause: preempted (evicted, waiting to resume); over the whole request, due to holder"
         " (75.0%) and others."
     )

@@ -87,10 +87,10 @@ def test_the_rows_are_the_ledger_and_sum_to_the_life(
 def test_blamed_causes_have_evidence(
     everyone: list[tuple[Facts, dict[str, int]]],
 ) -> None:
-    told = dict.fromkeys(CAUSES, 0)
+    counts = dict.fromkeys(CAUSES, 0)
     for facts, ledger_ns in everyone:
         for cause in ledger_ns:
-            told[cause] += 1
+            counts[cause] += 1
         assert len(facts.preemptions) == facts.row.num_preemptions
         assert facts.waiting is not None
         if ledger_ns.get("queue", 0) > ROUNDING_NS:
@@ -114,7 +114,7 @@ def test_blamed_causes_have_evidence(
         computed = facts.prefill.num_tokens - facts.prefill.num_recomputed
         assert computed + facts.row.cached_tokens >= facts.row.prompt_tokens
     assert all(
-        told[cause]
+        counts[cause]
         for cause in ("queue", "decode_interference", "recompute", "preempted", "cold_start")
     ), "the sample shows these causes"
 
@@ -130,12 +130,12 @@ def test_why_row_names_top_contributor_and_share(
         for cause, _, ns in facts.blame:
             sums[cause] += ns
         assert sums == {cause: ns for cause, ns in ledger_ns.items() if cause in BLAMED}
-        said = {row.cause: row.sentence for row in why(facts).rows}
+        sentences = {row.cause: row.sentence for row in why(facts).rows}
         for cause in BLAMED:
-            told = [one for one in facts.blame if one.cause == cause]
-            if ledger_ns.get(cause, 0) > ROUNDING_NS and told[0].request_id is not None:
-                part = share(told[0].ns / ledger_ns[cause])
-                assert f"{told[0].request_id} ({part}" in said[cause]
+            shares = [one for one in facts.blame if one.cause == cause]
+            if ledger_ns.get(cause, 0) > ROUNDING_NS and shares[0].request_id is not None:
+                part = share(shares[0].ns / ledger_ns[cause])
+                assert f"{shares[0].request_id} ({part}" in sentences[cause]
                 num_named[cause] += 1
     assert set(num_named) == set(BLAMED), "the sample shows these causes"
 
@@ -198,15 +198,15 @@ def test_prompt_parts_are_listed_with_their_cost(
         PromptPart("retrieved", 3000, 1000, 40, 62, ttft_ns // 4, None),
     )
     assert not any("prompt's compute" in one for one in why(facts).conclusions)
-    told = " ".join(why(replace(facts, parts=parts)).conclusions)
+    text = " ".join(why(replace(facts, parts=parts)).conclusions)
     assert (
         "Of its prompt's compute, 62.0% was retrieved (3,000 tokens, 1,000 of them cached, 40"
         " computed again), 38.0% history (1 token); system (120 tokens) came from the cache."
         " Computing retrieved was 25.0% of the wait for the first token."
-    ) in told
+    ) in text
     many = tuple(PromptPart(f"p{'x' * at}", 5, 0, 0, 10, None, None) for at in range(9))
-    told = " ".join(why(replace(facts, parts=many)).conclusions)
-    assert "the rest 5 other parts." in told
+    text = " ".join(why(replace(facts, parts=many)).conclusions)
+    assert "the rest 5 other parts." in text
     assert any("over its parts" in one for one in why(replace(facts, parts=many)).caveats)
     assert why(replace(facts, parts=parts[:1])) == why(facts), "all of it is said by the ledger"
 
@@ -302,9 +302,9 @@ def test_rejected_drafts_are_part_of_the_evidence_of_decode() -> None:
 
 def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
     facts = made({"decode_own": 10}, 5, is_over=True, joined_late=True)
-    said = " ".join(why(replace(facts, num_lost=7)).caveats)
-    assert "Part of it was not observed: the rows sum to 10 of 15 ns" in said
-    assert "7 records of this engine were lost" in said
+    caveats = " ".join(why(replace(facts, num_lost=7)).caveats)
+    assert "Part of it was not observed: the rows sum to 10 of 15 ns" in caveats
+    assert "7 records of this engine were lost" in caveats
 
 
 def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:

@@ -90,14 +90,14 @@ def test_failures_are_sorted_by_how_often_they_came() -> None:
     assert "2 x HTTP 429: words" in summary_text(tally.summary())
 
 
-@pytest.mark.parametrize(("late_ms", "says"), [(4, "kept up"), (6, "FELL BEHIND")])
-def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, says: str) -> None:
+@pytest.mark.parametrize(("late_ms", "message"), [(4, "kept up"), (6, "FELL BEHIND")])
+def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, message: str) -> None:
     tally = LoadStats()
     tally.add(request(late_ms=late_ms))
-    said = summary_text(tally.summary())
-    assert says in said
-    assert f"{late_ms}.0 ms at most" in said
-    assert tally.summary().fell_behind == (says == "FELL BEHIND")
+    output = summary_text(tally.summary())
+    assert message in output
+    assert f"{late_ms}.0 ms at most" in output
+    assert tally.summary().fell_behind == (message == "FELL BEHIND")
 
 
 def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:

@@ -43,6 +43,6 @@ def test_what_cannot_be_read_of_the_list_is_said_and_the_rest_holds(
     wrong: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(f"{wrong},tenant=x-tenant-id") == {"tenant": "acme"}
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert repr(wrong) in said
-    assert "tenant, priority" in said
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert repr(wrong) in line
+    assert "tenant, priority" in line

@@ -112,9 +112,9 @@ def test_threads_that_share_the_computing_alike_are_all_busy(
 def test_what_is_counted_are_amounts_of_known_counters() -> None:
     host = HostPressure()
     assert host.read(1) is None
-    told = host.read(1 + PERIOD_NS)
-    assert told is not None
-    start_ns, values = told
+    reading = host.read(1 + PERIOD_NS)
+    assert reading is not None
+    start_ns, values = reading
     assert start_ns == 1
     assert values.keys() <= COUNTERS.keys()
     assert values.keys() - AMOUNTS == {"pid", "num_cpus"}
@@ -146,14 +146,14 @@ def test_the_housekeeping_thread_reads_and_the_next_report_writes(tmp_path: Path
         probe._keeper._read_host(clock.now_ns)
         do_step(probe, step, [])
     probe.close()
-    told = records(tmp_path / "a.ring")
-    samples = [record for record in told if isinstance(record, CounterSample)]
+    written = records(tmp_path / "a.ring")
+    samples = [record for record in written if isinstance(record, CounterSample)]
     assert [(sample.source, sample.device_uuid) for sample in samples] == [("host", "")] * 3
     for before, after in itertools.pairwise(samples):
         assert before.end_ns == after.start_ns
-    times_ns = [record.t_ns for record in told]
+    times_ns = [record.t_ns for record in written]
     assert times_ns == sorted(times_ns)
-    assert isinstance(told[-1], ProbeHealth)
+    assert isinstance(written[-1], ProbeHealth)
 
 
 @pytest.mark.parametrize("links", [["cpu"], [], ["cpu", "cpuacct"]])

@@ -38,9 +38,9 @@ def test_names_are_in_no_ring_and_find_their_request(
     assert digits(NAME).encode() in raw
     assert digits(OTHER).encode() in raw
     for name in (NAME, f"cmpl-{NAME}", digits(NAME)):
-        told = inferscope("why", name, str(ring), "--json", "--pick", "1", rings=tmp_path)
-        assert told.returncode == 0, told.stderr
-        assert json.loads(told.stdout)["facts"]["row"]["external_id"] == digits(NAME)
+        done = inferscope("why", name, str(ring), "--json", "--pick", "1", rings=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["facts"]["row"]["external_id"] == digits(NAME)
     missing = inferscope("why", "unknown", str(ring), rings=tmp_path)
     assert "no request ID begins with" in missing.stderr
 

@@ -345,10 +345,10 @@ def test_with_little_room_the_ring_is_smaller_and_with_none_there_is_none(
     for limit, ending in ((3 << 20, "True 1048576"), (100_000, "False None")):
         command = [sys.executable, "-c", LIMITED, str(limit)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        *said, last = done.stdout.splitlines()
+        *lines, last = done.stdout.splitlines()
         assert last == ending
-        assert len(said) == 1
-        assert "room" in said[0] or "no space" in said[0]
+        assert len(lines) == 1
+        assert "room" in lines[0] or "no space" in lines[0]
     assert not list((tmp_path / "rings").glob("**/*.partial"))
 
 

@@ -25,8 +25,8 @@ GOOD = st.lists(
 
 
 def test_a_header_names_parts_in_the_order_of_the_prompt() -> None:
-    told = read_header(b"system=120, retrieved=3000,user=20")
-    assert told == (("system", 120), ("retrieved", 3000), ("user", 20))
+    read = read_header(b"system=120, retrieved=3000,user=20")
+    assert read == (("system", 120), ("retrieved", 3000), ("user", 20))
 
 
 @given(GOOD)
@@ -34,11 +34,11 @@ def test_what_a_client_writes_is_what_is_read_but_for_neighbours_of_one_name(
     parts: list[tuple[str, int]],
 ) -> None:
     header = ",".join(f"{name}={tokens}" for name, tokens in parts).encode()
-    told = read_header(header)
-    assert len(header) > 1024 or told is not None
-    if told is not None:
-        assert sum(tokens for _, tokens in told) == sum(tokens for _, tokens in parts)
-        assert [name for name, _ in told] == [
+    read = read_header(header)
+    assert len(header) > 1024 or read is not None
+    if read is not None:
+        assert sum(tokens for _, tokens in read) == sum(tokens for _, tokens in parts)
+        assert [name for name, _ in read] == [
             name for at, (name, _) in enumerate(parts) if not at or parts[at - 1][0] != name
         ]
 
@@ -55,10 +55,10 @@ def test_a_header_that_cannot_be_read_tells_nothing(header: bytes) -> None:
 
 @given(st.one_of(st.binary(max_size=1100), st.from_regex(rb"([a-zA-Z_ ]{0,9}=\d{0,10},?){0,20}")))
 def test_no_header_raises_and_none_tells_more_than_names_and_numbers(header: bytes) -> None:
-    told = read_header(header)
-    if told is not None:
-        assert len(told) <= MOST_PARTS
-        assert all(is_name(name) and 0 < tokens < 10**9 for name, tokens in told)
+    read = read_header(header)
+    if read is not None:
+        assert len(read) <= MOST_PARTS
+        assert all(is_name(name) and 0 < tokens < 10**9 for name, tokens in read)
 
 
 @pytest.mark.parametrize("name", ["", "Retrieved", "my chunk", "a" * 33, "caf\xe9", "a1", "\ud800"])
@@ -68,20 +68,20 @@ def test_a_name_that_is_none_becomes_other(name: str) -> None:
 
 @given(PARTS)
 def test_bounded_parts_fit_a_record(parts: list[tuple[str, int]]) -> None:
-    told = bounded(parts)
-    assert len(told) <= MOST_RECORDED_PARTS
-    assert bounded(told) == told
-    event = RequestEvent(1, 2, 3, 4, prompt_parts=told)
+    kept = bounded(parts)
+    assert len(kept) <= MOST_RECORDED_PARTS
+    assert bounded(kept) == kept
+    event = RequestEvent(1, 2, 3, 4, prompt_parts=kept)
     assert decode(event.CODE, encode(event)) == event
 
 
 @given(st.integers(0, 400))
 def test_of_too_many_parts_no_token_is_lost_and_the_last_keep_their_names(num: int) -> None:
     parts = [("user" if at % 2 else "history", at + 1) for at in range(num)]
-    told = bounded(parts)
-    assert sum(tokens for _, tokens in told) == sum(range(num + 1))
-    assert told[-100:] == tuple(parts[-100:])
-    assert told[:1] == tuple(parts[:1])
+    kept = bounded(parts)
+    assert sum(tokens for _, tokens in kept) == sum(range(num + 1))
+    assert kept[-100:] == tuple(parts[-100:])
+    assert kept[:1] == tuple(parts[:1])
 
 
 def test_parts_are_recorded_at_receipt_or_with_the_tokens_and_never_as_text(tmp_path: Path) -> None:

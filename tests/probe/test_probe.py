@@ -137,11 +137,16 @@ def test_a_transfer_names_both_ends(tmp_path: Path) -> None:
     probe.transferred(index, 4096, start_ns=5, end_ns=9, peer="x" * 1000, peer_request_id=long)
     probe.queued(long, prompt_tokens=1)
     probe.close()
-    (told,) = of(Transfer, path_of(probe))
-    assert (told.index, told.num_bytes, told.start_ns, told.end_ns) == (index, 4096, 5, 9)
-    assert len(told.peer) == 128
+    (transfer,) = of(Transfer, path_of(probe))
+    assert (transfer.index, transfer.num_bytes, transfer.start_ns, transfer.end_ns) == (
+        index,
+        4096,
+        5,
+        9,
+    )
+    assert len(transfer.peer) == 128
     # What is cut is cut as that engine's own probe cuts it: the two still are the same.
-    assert told.peer_request_id == of(RequestEvent, path_of(probe))[-1].request_id
+    assert transfer.peer_request_id == of(RequestEvent, path_of(probe))[-1].request_id
 
 
 def test_a_pause_is_recorded_at_once_and_by_every_keyframe_until_its_end(tmp_path: Path) -> None:
@@ -162,9 +167,9 @@ def test_a_pause_is_recorded_at_once_and_by_every_keyframe_until_its_end(tmp_pat
     switch(path, to=SWITCHED_ON)
     for _ in range(2):
         tend(probe, clock)
-    told = of(Keyframe, path)
-    assert [keyframe.state for keyframe in told] == [ON, ON, ON, OFF, ON]
-    assert [keyframe.paused_ns for keyframe in told] == [None, *[since_ns] * 3, None]
+    keyframes = of(Keyframe, path)
+    assert [keyframe.state for keyframe in keyframes] == [ON, ON, ON, OFF, ON]
+    assert [keyframe.paused_ns for keyframe in keyframes] == [None, *[since_ns] * 3, None]
 
 
 def test_a_disabled_probe_accepts_every_call() -> None:
@@ -346,10 +351,10 @@ def test_of_a_device_that_is_steps_late_each_span_is_signed_as_its_own_step(
         probe.sign(step, requests=[0, 1], tokens=[step + 1, 1], prefill_tokens=step + 1)
     tend(probe, clock)
     assert tokens_signed(path_of(probe)) == {step: (step + 1, 1) for step in steps}
-    told = make_probe(tmp_path, clock, name="core")
+    worker = make_probe(tmp_path, clock, name="core")
     for step in steps:
-        told.slices(step, requests=[0, 1], phases=[0, 1], tokens=[step + 1, 1], contexts=[0, 8])
-    digests = [slices.digest for slices in of(StepSlices, path_of(told))]
+        worker.slices(step, requests=[0, 1], phases=[0, 1], tokens=[step + 1, 1], contexts=[0, 8])
+    digests = [slices.digest for slices in of(StepSlices, path_of(worker))]
     assert [span.digest for span in of(StepSpan, path_of(probe))] == digests
 
 

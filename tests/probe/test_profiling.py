@@ -236,14 +236,14 @@ faulthandler.register(signal.SIGALRM, chain=True)
 signal.alarm(200)  # faulthandler's own timer hangs at the exit of a forked child
 torch.set_num_threads(1)
 CPU = [torch_profiler.ProfilerActivity.CPU]
-said = []
+results = []
 
 def ours(seconds):
     try:
         record(seconds).export_chrome_trace(sys.argv[1])
-        said.append("a trace")
+        results.append("a trace")
     except (RuntimeError, AttributeError) as error:
-        said.append(str(error))
+        results.append(str(error))
 
 def begin(seconds):
     thread = threading.Thread(target=ours, args=(seconds,))
@@ -326,11 +326,11 @@ def in_a_child():
         multiply(100_000)  # 110 MB where they are recorded
         assert growth.num_bytes() < 40 << 20, growth.num_bytes()
         host(0.05)
-        said.clear()
+        results.clear()
         ours(0.05)
-        assert said == ["a trace"], said
+        assert results == ["a trace"], results
         sys.exit(7)
-    said.append(exit_of(pid))
+    results.append(exit_of(pid))
     host(0.05)
     thread.join()
 
@@ -351,7 +351,7 @@ def in_a_child_afterwards():
     pid = os.fork()
     if not pid:
         sys.exit(8)
-    said.append(exit_of(pid))
+    results.append(exit_of(pid))
 
 @contextmanager
 def instead(module, name, function):
@@ -395,7 +395,7 @@ def stopping_fails():
 def a_name_is_absent():
     with instead(torch.autograd.profiler, "_run_on_profiler_start", None):
         ours(5)
-        said.append(hasattr(torch.autograd.profiler._prepare_profiler, "__wrapped__"))
+        results.append(hasattr(torch.autograd.profiler._prepare_profiler, "__wrapped__"))
 
 def a_hook_cannot_be_set():
     # The names are there when it looks, and the second is gone when it wraps them.
@@ -405,7 +405,7 @@ def a_hook_cannot_be_set():
     with instead(c_library, "prepare", remove):
         ours(5)
     torch.autograd.profiler._run_on_profiler_start = start
-    said.append(hasattr(torch.autograd.profiler._prepare_profiler, "__wrapped__"))
+    results.append(hasattr(torch.autograd.profiler._prepare_profiler, "__wrapped__"))
 
 def it_records_one_thread_only():
     def old(**kwargs):
@@ -422,7 +422,7 @@ def ours_does_not_end():
         try:
             host(0.05)
         except RuntimeError as error:
-            said.append(str(error))
+            results.append(str(error))
         may_end.set()
         thread.join()
     gc.collect()  # the host's profile: it is prepared, and never begins
@@ -439,11 +439,11 @@ for order in (within_the_host_s, around_the_host_s, in_a_warm_up, around_a_warm_
               enabling_fails, preparing_fails, starting_fails_midway, stopping_fails,
               a_name_is_absent, a_hook_cannot_be_set, it_records_one_thread_only,
               ours_does_not_end, too_large):
-    said.clear()
+    results.clear()
     order()
     host(0.05)
     ours(0.05)
-    print(order.__name__, *said, sep="; ", flush=True)
+    print(order.__name__, *results, sep="; ", flush=True)
 """
 LARGE = "the process grew by more than -1 MiB in the first 0.0 s of 5 s. Ask for fewer seconds."
 ABSENT = (

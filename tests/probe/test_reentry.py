@@ -92,8 +92,8 @@ def test_a_call_within_a_call_is_written_before_the_outer_one_returns(tmp_path: 
     outer = probe.queued("outer", prompt_tokens=1)
     assert len({outer, *found}) == 2
     path = tmp_path / "a.ring"
-    told = [(event.index, event.kind) for event in of(RequestEvent, path)]
-    assert told == [(outer, 2), (found[0], 2), (found[0], 3), (found[0], 8)]
+    events = [(event.index, event.kind) for event in of(RequestEvent, path)]
+    assert events == [(outer, 2), (found[0], 2), (found[0], 3), (found[0], 8)]
     assert [plan.step for plan in of(StepPlan, path)] == [8]
     assert [slices.step for slices in of(StepSlices, path)] == [8]
     assert of(Keyframe, path)[-1].paused_ns is not None

@@ -38,14 +38,14 @@ warn("something is %s", "wrong")
     ],
 )
 def test_a_root_level_meant_for_others_silences_no_line(setting: str, num_heard: int) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(setting=setting)],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert told.stderr.count("inferscope: something is wrong") == num_heard
+    assert done.stderr.count("inferscope: something is wrong") == num_heard
 
 
 class Redirecting(logging.Handler):
@@ -106,8 +106,8 @@ def test_a_line_for_a_full_pipe_blocks_no_call_and_comes_later(
         finally:
             logger.removeHandler(handler)
     os.close(reading)
-    said = found[found.index(b"inferscope: ") :].decode().split("\n")
-    assert [line for line in said if line] == [f"inferscope: line {n}" for n in range(84, 100)]
+    lines = found[found.index(b"inferscope: ") :].decode().split("\n")
+    assert [line for line in lines if line] == [f"inferscope: line {n}" for n in range(84, 100)]
 
 
 def test_a_full_standard_output_does_not_hold_back_a_log_in_a_file(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_an_interrupted_line_leaves_a_voice_for_the_next(monkeypatch: pytest.Mon
     is_full = True
     monkeypatch.setattr(voice, "would_block", lambda: is_full)
     monkeypatch.setattr(voice, "_ROOM_AGAIN_S", 0.01)
-    said: list[object] = []
-    monkeypatch.setattr(voice, "_log", lambda message, *values: said.append(values or message))
+    messages: list[object] = []
+    monkeypatch.setattr(voice, "_log", lambda message, *values: messages.append(values or message))
     with monkeypatch.context() as patch:
 
         def interrupt(*_: object) -> None:
@@ -146,7 +146,7 @@ def test_an_interrupted_line_leaves_a_voice_for_the_next(monkeypatch: pytest.Mon
             warn("the first")
     warn("the second")
     is_full = False
-    eventually(lambda: said == [("the first",), ("the second",)])
+    eventually(lambda: messages == [("the first",), ("the second",)])
 
 
 def test_a_forked_child_does_not_say_the_lines_of_its_parent(

@@ -158,15 +158,15 @@ def test_a_full_disk_costs_records_and_is_reported_once_writes_succeed_again(
     script = f"""
 import logging, resource, sys, time
 from inferscope.probe import EngineInfo, Probe
-said = []
+logged = []
 class Said(logging.StreamHandler):
     def emit(self, record):
         super().emit(record)
-        said.append(record.getMessage())
+        logged.append(record.getMessage())
 logging.getLogger("inferscope").addHandler(Said())
 def until(text):
     end_s = time.monotonic() + 20
-    while not any(text in line for line in said) and time.monotonic() < end_s:
+    while not any(text in line for line in logged) and time.monotonic() < end_s:
         time.sleep(0.01)
 probe = Probe.open(EngineInfo(0, "test"))
 print(probe.path, flush=True)
@@ -584,7 +584,7 @@ def test_a_disk_that_fills_and_empties_is_said_once(tmp_path: Path) -> None:
         ring.failure = "No space left on device" if number % 2 else ""
         lines.append(ring.inspect())
     ring.close()
-    said = list(filter(None, lines))
-    assert len(said) == 2
-    assert "cannot write" in said[0]
-    assert "can be written again" in said[1]
+    messages = list(filter(None, lines))
+    assert len(messages) == 2
+    assert "cannot write" in messages[0]
+    assert "can be written again" in messages[1]

@@ -32,7 +32,7 @@ class Recording:
         calls: by function, how often it was called.
     """
 
-    told: dict[str, Any]
+    document: dict[str, Any]
     turn: int = 0
     processes: dict[int, int] = field(default_factory=dict)
     use: dict[int, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Recording:
 
     def device(self, handle: Any) -> dict[str, Any]:
         number = ctypes.cast(handle, ctypes.c_void_p).value or 0
-        found: dict[str, Any] = self.told["devices"][number % MIG_HANDLES - 1]
+        found: dict[str, Any] = self.document["devices"][number % MIG_HANDLES - 1]
         return found
 
     def now(self, handle: Any) -> dict[str, Any]:
@@ -91,10 +91,10 @@ class RecordedLibrary:
         pass
 
     def _nvmlSystemGetDriverVersion(self, into: Any, size: Any) -> None:
-        into.value = self._recording.told["driver"].encode()
+        into.value = self._recording.document["driver"].encode()
 
     def _nvmlDeviceGetCount_v2(self, into: Any) -> None:
-        into._obj.value = len(self._recording.told["devices"])
+        into._obj.value = len(self._recording.document["devices"])
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, into: Any) -> None:
         point(into, index.value + 1)
@@ -203,7 +203,7 @@ class RecordedLibrary:
     def _nvmlEventSetWait_v2(self, events: Any, into: Any, timeout_ms: Any) -> int:
         assert timeout_ms.value == 0  # the sampler never waits for an error
         recording = self._recording
-        xid = recording.told["devices"][0]["turns"][recording.turn].get("xid")
+        xid = recording.document["devices"][0]["turns"][recording.turn].get("xid")
         if xid is None or self._xid_told == recording.turn:
             return int(pynvml.NVML_ERROR_TIMEOUT)
         self._xid_told = recording.turn
@@ -239,12 +239,12 @@ class RecordedLibrary:
         places = (request.sample1, request.sample2)
         older, newer = (self._samples[ctypes.cast(at, ctypes.c_void_p).value or 0] for at in places)
         assert older[1] <= newer[1]  # the older one first
-        told = self._recording.device(newer[0])["turns"][newer[1]]
+        turn_read = self._recording.device(newer[0])["turns"][newer[1]]
         for place in range(request.numMetrics):
             metric = request.metrics[place]
             name = str(metric.metricId)
-            metric.nvmlReturn = told.get("gpm_error", {}).get(name, 0)
-            metric.value = told["gpm"][name] / (newer[2] or 1)
+            metric.nvmlReturn = turn_read.get("gpm_error", {}).get(name, 0)
+            metric.value = turn_read["gpm"][name] / (newer[2] or 1)
         return 0
 
 

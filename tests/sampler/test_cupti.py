@@ -31,7 +31,9 @@ from inferscope.sampler.source import Unavailable
 from tests.probe.fakes import FakeClock
 from tests.sampler.cupti_releases import RELEASES, library_of
 
-TOLD = json.loads((Path(__file__).parent / "recordings" / "cupti_13.0.json").read_text())["structs"]
+EXPECTED = json.loads((Path(__file__).parent / "recordings" / "cupti_13.0.json").read_text())[
+    "structs"
+]
 KINDS = {
     kind.C_NAME: kind
     for kind in vars(layout).values()
@@ -52,15 +54,15 @@ needs_library = pytest.mark.skipif(
 CHIPS = ("GA100", "GA102", "AD102", "GH100", "GB100", "GB202")
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_a_structure_stands_in_memory_as_the_headers_have_it(name: str) -> None:
-    kind, told = KINDS[name], TOLD[name]
-    assert ctypes.sizeof(kind) == told["sizeof"]
-    assert layout.struct_size(kind) == told["struct_size"]
+    kind, expected = KINDS[name], EXPECTED[name]
+    assert ctypes.sizeof(kind) == expected["sizeof"]
+    assert layout.struct_size(kind) == expected["struct_size"]
     fields = [(getattr(kind, field).offset, getattr(kind, field).size) for field, _ in names(kind)]
-    assert fields == [(offset, size) for _, offset, size in told["fields"]]
+    assert fields == [(offset, size) for _, offset, size in expected["fields"]]
     ours = [field for field, _ in names(kind)]
-    theirs = [field for field, _, _ in told["fields"]]
+    theirs = [field for field, _, _ in expected["fields"]]
     assert ours == [field.replace("pMetricNames", "pMetricNames") for field in theirs]
 
 
@@ -224,18 +226,20 @@ def test_only_turing_and_a100_go_by_the_system_clock() -> None:
 
 
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(code: int) -> str:
+    def described(code: int) -> str:
         return describe_error(CuptiError("cuptiPmSamplingEnable", code, "CUPTI_ERROR_SOMETHING"))
 
-    assert "as root" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
-    assert "NVreg_RestrictProfilingToAdminUsers=0" in said(layout.ERROR_INSUFFICIENT_PRIVILEGES)
-    assert "MIG" in said(layout.ERROR_MIG_NOT_SUPPORTED)
+    assert "as root" in described(layout.ERROR_INSUFFICIENT_PRIVILEGES)
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in described(
+        layout.ERROR_INSUFFICIENT_PRIVILEGES
+    )
+    assert "MIG" in described(layout.ERROR_MIG_NOT_SUPPORTED)
     monkeypatch.setattr(cupti, "named", lambda names: {"nv-hostengine": 812})
-    assert "in use, by nv-hostengine (process 812)" in said(layout.ERROR_INVALID_OPERATION)
+    assert "in use, by nv-hostengine (process 812)" in described(layout.ERROR_INVALID_OPERATION)
     monkeypatch.setattr(cupti, "named", lambda names: {})
-    assert "outside this container" in said(layout.ERROR_HARDWARE_BUSY)
+    assert "outside this container" in described(layout.ERROR_HARDWARE_BUSY)
     for code in (1, 2, 7, 8, 26, 27, 35, 999):
-        assert "\n" not in said(code)
+        assert "\n" not in described(code)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +268,11 @@ def test_either_capability_permits_it_whatever_the_driver_says(
     assert may_profile(tmp_path / "params") is False
 
 
-def pm(said: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:
+def pm(lines: list[str], *, despite: tuple[str, ...] = ()) -> CuptiPmSource:
     return CuptiPmSource(
         NoClaims(),
         clock=FakeClock(),
-        log_line=said.append,
+        log_line=lines.append,
         period_ns=100_000_000,
         interval_ns=500_000,
         despite=despite,

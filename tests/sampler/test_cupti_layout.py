@@ -90,8 +90,8 @@ def test_structures_and_values_are_those_of_the_headers(release: Release, tmp_pa
     source = tmp_path / "layout.cpp"
     source.write_text(program(release.version))
     binary = compile_with(release, source, out=tmp_path / "layout")
-    said = subprocess.run([str(binary)], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ours(release.version)
+    output = subprocess.run([str(binary)], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == ours(release.version)
 
 
 @each_release(oldest=0)

@@ -66,7 +66,7 @@ def test_binding_without_gpm_differs_from_device_without_gpm(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = Recording.of(H200)
-    older.told["devices"][0]["has_gpm"] = False
+    older.document["devices"][0]["has_gpm"] = False
     play(older)
     row = found()["GPM"]
     assert not row.is_fine
@@ -98,7 +98,7 @@ BYTES = ["dram_read_bytes", "dram_write_bytes"]
 
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
-    ("version", "missing", "is_fine", "said"),
+    ("version", "missing", "is_fine", "message"),
     [
         (28, {"GH100": []}, True, "28 (CUDA 12.9), /lib/libcupti.so.12; GH100: counts all"),
         (130_001, {"GB100": ["pcie_read_bytes"]}, True, "130001 (CUDA 13.0)"),
@@ -110,14 +110,14 @@ def test_the_library_row_has_its_cuda_release_and_what_a_chip_cannot_count(
     version: int,
     missing: dict[str, list[str]],
     is_fine: bool,
-    said: str,
+    message: str,
 ) -> None:
     first = refused("/lib/libcupti.so.13", "/lib/libcupti.so.13: it does not initialise.")
     used = Trial("/lib/libcupti.so.12", "", version, missing)
     monkeypatch.setattr(module, "trials", lambda paths: [first, used])
     row = found()["CUPTI"]
     assert row.is_fine is is_fine
-    assert said in row.found
+    assert message in row.found
     assert first.reason.rstrip(".") in row.found
     assert bool(row.fix) is not is_fine
 
@@ -136,7 +136,7 @@ def test_libraries_that_cannot_be_used_come_with_the_package_that_can(
 
 @pytest.mark.usefixtures("_driver")
 @pytest.mark.parametrize(
-    ("is_allowed", "is_fine", "said"),
+    ("is_allowed", "is_fine", "message"),
     [
         (True, True, "allowed"),
         (False, False, "restricted to root and"),
@@ -144,13 +144,13 @@ def test_libraries_that_cannot_be_used_come_with_the_package_that_can(
     ],
 )
 def test_the_right_to_profile_is_claimed_only_where_it_is_known(
-    monkeypatch: pytest.MonkeyPatch, is_allowed: bool | None, is_fine: bool, said: str
+    monkeypatch: pytest.MonkeyPatch, is_allowed: bool | None, is_fine: bool, message: str
 ) -> None:
     monkeypatch.setattr(module, "may_profile", lambda: is_allowed)
     monkeypatch.setattr(module, "counter_holders", dict)
     row = found()["PM sampling"]
     assert row.is_fine is is_fine
-    assert said in row.found
+    assert message in row.found
     assert ("sudo inferscope sampler --counters pm" in row.fix) is not is_fine
 
 

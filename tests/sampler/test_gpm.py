@@ -14,13 +14,13 @@ from tests.sampler.recorded_nvml import Recording
 def replay(recording: Recording, *, turns: int, turn_ns: int = SHORTEST_NS) -> list[CounterSample]:
     clock = FakeClock(0)
     source = GpmSource(NoClaims(), clock=clock, period_ns=10)
-    told = source.open(0)
+    found = source.open(0)
     for turn in range(1, turns):
         recording.turn = turn
         clock.now_ns = turn * turn_ns
-        told += source.read(clock.now_ns)
+        found += source.read(clock.now_ns)
     source.close()
-    return told
+    return found
 
 
 def test_recorded_pairs_give_shares_of_their_windows(play: Play) -> None:
@@ -58,11 +58,11 @@ def test_a_metric_that_the_driver_refuses_is_absent(play: Play) -> None:
 
 def test_each_instance_of_a_divided_device_is_sampled_by_itself(play: Play) -> None:
     recording = play()
-    recording.told["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
-    told = replay(recording, turns=4)
-    assert [one.device_uuid for one in told if one.facts] == ["MIG-one", "MIG-two"]
-    first = [one for one in told if one.values and one.device_uuid == "MIG-one"]
-    second = [one for one in told if one.values and one.device_uuid == "MIG-two"]
+    recording.document["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
+    found = replay(recording, turns=4)
+    assert [one.device_uuid for one in found if one.facts] == ["MIG-one", "MIG-two"]
+    first = [one for one in found if one.values and one.device_uuid == "MIG-one"]
+    second = [one for one in found if one.values and one.device_uuid == "MIG-two"]
     assert len(first) == len(second) == 3
     for one, two in zip(first, second, strict=True):
         assert one.values["sm_active_share"] == pytest.approx(2 * two.values["sm_active_share"])
@@ -72,7 +72,7 @@ def test_each_instance_of_a_divided_device_is_sampled_by_itself(play: Play) -> N
 
 def test_device_without_gpm_names_the_alternative(play: Play) -> None:
     recording = play()
-    recording.told["devices"][0] |= {"has_gpm": False, "name": "NVIDIA A100"}
+    recording.document["devices"][0] |= {"has_gpm": False, "name": "NVIDIA A100"}
     with pytest.raises(Unavailable, match=r"NVIDIA A100 has no GPM.*--counters dcgm"):
         replay(recording, turns=1)
 

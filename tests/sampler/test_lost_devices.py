@@ -36,16 +36,16 @@ def test_a_source_goes_on_while_one_device_answers() -> None:
 
 def test_gpm_tells_of_a_lost_device_and_its_return_and_reads_the_other(play: Play) -> None:
     recording = play()
-    first = recording.told["devices"][0]
+    first = recording.document["devices"][0]
     second = copy.deepcopy(first) | {"uuid": "GPU-other"}
     for turn in second["turns"]:
         turn.pop("error", None)
-    recording.told["devices"].append(second)
-    told = replay(recording, turns=14)
-    of_first = [one for one in told if one.device_uuid == first["uuid"]]
+    recording.document["devices"].append(second)
+    found = replay(recording, turns=14)
+    of_first = [one for one in found if one.device_uuid == first["uuid"]]
     news = [one for one in of_first if not one.values]
     assert [bool(one.reason) for one in news] == [False, True, False]
     assert "GPU is lost" in news[1].reason
-    of_second = [one for one in told if one.device_uuid == "GPU-other"]
+    of_second = [one for one in found if one.device_uuid == "GPU-other"]
     assert len([one for one in of_second if one.values]) == 13
     assert 9 < len([one for one in of_first if one.values]) < 13

@@ -29,21 +29,21 @@ def source(folder: Path, *, wanted: tuple[str, ...] = ()) -> NvmlSource:
 def replay(recording: Recording, folder: Path, *, turns: int) -> list[CounterSample]:
     """Return all samples of some turns, the facts first."""
     reader = source(folder)
-    told = reader.open(0)
+    found = reader.open(0)
     for turn in range(1, turns):
         recording.turn = turn
-        told += reader.read(turn * PERIOD)
+        found += reader.read(turn * PERIOD)
     reader.close()
-    return told
+    return found
 
 
-def with_values(told: list[CounterSample]) -> list[CounterSample]:
-    return [one for one in told if one.values and "xid" not in one.values]
+def with_values(samples: list[CounterSample]) -> list[CounterSample]:
+    return [one for one in samples if one.values and "xid" not in one.values]
 
 
 def test_recorded_device_is_read_in_our_keys_and_units(play: Play, tmp_path: Path) -> None:
-    told = replay(play(), tmp_path, turns=8)
-    opened, *samples = told
+    found = replay(play(), tmp_path, turns=8)
+    opened, *samples = found
     assert opened.facts["name"] == "NVIDIA H200"
     assert opened.facts["driver"] == "580.95.05"
     assert not opened.values
@@ -62,22 +62,22 @@ def test_recorded_device_is_read_in_our_keys_and_units(play: Play, tmp_path: Pat
 def test_energy_is_what_the_drivers_counter_grew_by(play: Play, tmp_path: Path) -> None:
     recording = play()
     samples = with_values(replay(recording, tmp_path, turns=9))
-    turns = recording.told["devices"][0]["turns"]
+    turns = recording.document["devices"][0]["turns"]
     grown_mj = turns[8]["energy_mj"] - turns[0]["energy_mj"]
     assert sum(one.values["energy_uj"] for one in samples) == grown_mj * 1000
 
 
 def test_a_counter_that_began_anew_gives_no_energy(play: Play, tmp_path: Path) -> None:
     recording = play()
-    recording.told["devices"][0]["turns"][2]["energy_mj"] = 5
+    recording.document["devices"][0]["turns"][2]["energy_mj"] = 5
     samples = with_values(replay(recording, tmp_path, turns=4))
     assert ["energy_uj" in one.values for one in samples] == [True, False, True]
 
 
 def test_what_changes_slowly_is_asked_once_a_second(play: Play, tmp_path: Path) -> None:
     recording = play()
-    recording.told["devices"][0]["turns"] *= 3
-    for turn in recording.told["devices"][0]["turns"]:
+    recording.document["devices"][0]["turns"] *= 3
+    for turn in recording.document["devices"][0]["turns"]:
         turn.pop("error", None)
     samples = with_values(replay(recording, tmp_path, turns=32))
     slow = [one for one in samples if "memory_used_bytes" in one.values]
@@ -98,25 +98,25 @@ def test_what_a_device_refuses_is_absent_and_not_asked_again(play: Play, tmp_pat
 
 def test_lost_device_is_reported_once_and_so_is_its_return(play: Play, tmp_path: Path) -> None:
     recording = play()
-    second = copy.deepcopy(recording.told["devices"][0])
+    second = copy.deepcopy(recording.document["devices"][0])
     second["uuid"] = "GPU-other"
     for turn in second["turns"]:
         turn.pop("error", None)
-    recording.told["devices"].append(second)
-    told = replay(recording, tmp_path, turns=14)
-    of_first = [one for one in told if one.device_uuid == UUID]
+    recording.document["devices"].append(second)
+    found = replay(recording, tmp_path, turns=14)
+    of_first = [one for one in found if one.device_uuid == UUID]
     (lost,) = [one for one in of_first if one.reason]
     assert "GPU is lost" in lost.reason
     assert len([one for one in of_first if one.facts]) == 2
     assert len(with_values(of_first)) == 11
-    assert len(with_values([one for one in told if one.device_uuid == "GPU-other"])) == 13
+    assert len(with_values([one for one in found if one.device_uuid == "GPU-other"])) == 13
 
 
 def test_a_device_that_another_sampler_lets_go_of_is_taken_over(play: Play, tmp_path: Path) -> None:
     recording = play()
-    second = copy.deepcopy(recording.told["devices"][0])
+    second = copy.deepcopy(recording.document["devices"][0])
     second["uuid"] = "GPU-other"
-    recording.told["devices"].append(second)
+    recording.document["devices"].append(second)
     theirs, ours = Claims(tmp_path), Claims(tmp_path)
     theirs.take("GPU-other")
     reader = NvmlSource(tmp_path, ours, period_ns=PERIOD)
@@ -126,8 +126,8 @@ def test_a_device_that_another_sampler_lets_go_of_is_taken_over(play: Play, tmp_
     recording.turn = 1
     theirs.close()
     assert {one.device_uuid for one in reader.read(PERIOD)} == {UUID}
-    told = [one for one in reader.read(ASK_AGAIN_NS) if one.device_uuid == "GPU-other"]
-    assert [bool(one.facts) for one in told] == [True]
+    found = [one for one in reader.read(ASK_AGAIN_NS) if one.device_uuid == "GPU-other"]
+    assert [bool(one.facts) for one in found] == [True]
     assert {one.device_uuid for one in reader.read(ASK_AGAIN_NS + PERIOD)} == {UUID, "GPU-other"}
     reader.close()
     ours.close()
@@ -140,8 +140,8 @@ def test_a_source_without_a_device_left_says_so(play: Play, tmp_path: Path) -> N
 
 
 def test_an_error_of_the_device_is_a_fact_of_its_window(play: Play, tmp_path: Path) -> None:
-    told = replay(play(), tmp_path, turns=10)
-    (xid,) = [one for one in told if "xid" in one.values]
+    found = replay(play(), tmp_path, turns=10)
+    (xid,) = [one for one in found if "xid" in one.values]
     assert xid.values == {"xid": 79.0}
     assert (xid.device_uuid, xid.start_ns, xid.end_ns) == (UUID, 8 * PERIOD, 9 * PERIOD)
 
@@ -154,7 +154,7 @@ def process_values(
     recording = play()
     recording.processes = {STRANGER: 2 << 30, os.getpid(): 1 << 20}
     recording.use = {STRANGER: 40}
-    recording.told["devices"][0]["turns"] = [recording.told["devices"][0]["turns"][1]] * 12
+    recording.document["devices"][0]["turns"] = [recording.document["devices"][0]["turns"][1]] * 12
     return with_values(replay(recording, folder, turns=12))[9].values
 
 
@@ -178,16 +178,16 @@ def test_no_process_is_foreign_outside_the_host_namespace(
 
 def test_a_divided_devices_power_is_never_an_instances(play: Play, tmp_path: Path) -> None:
     recording = play()
-    recording.told["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
-    recording.told["devices"][0]["turns"] = [recording.told["devices"][0]["turns"][1]] * 12
-    told = replay(recording, tmp_path, turns=12)
-    assert told[0].facts["mig"] == "MIG-one MIG-two"
-    instances = [one for one in told if one.device_uuid.startswith("MIG")]
+    recording.document["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
+    recording.document["devices"][0]["turns"] = [recording.document["devices"][0]["turns"][1]] * 12
+    found = replay(recording, tmp_path, turns=12)
+    assert found[0].facts["mig"] == "MIG-one MIG-two"
+    instances = [one for one in found if one.device_uuid.startswith("MIG")]
     assert {word for one in instances for word in one.values} == {
         "memory_used_bytes",
         "memory_total_bytes",
     }
-    whole = with_values([one for one in told if one.device_uuid == UUID])
+    whole = with_values([one for one in found if one.device_uuid == UUID])
     assert all("power_w" in one.values and "busy_share" not in one.values for one in whole)
 
 
@@ -213,5 +213,5 @@ def test_without_a_driver_or_a_binding_there_is_one_line(
 
 
 def test_the_recording_says_that_it_is_none() -> None:
-    assert "synthetic" in Recording.of(H200).told
+    assert "synthetic" in Recording.of(H200).document
     assert pynvml.NVML_ERROR_GPU_IS_LOST == 15

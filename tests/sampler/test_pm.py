@@ -130,11 +130,11 @@ class Stage:
     def __init__(self) -> None:
         self.toy = ToyCupti()
         self.clock = FakeClock()
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.source = CuptiPmSource(
             NoClaims(),
             clock=self.clock,
-            log_line=self.said.append,
+            log_line=self.lines.append,
             period_ns=PERIOD,
             interval_ns=INTERVAL,
             load=lambda: self.toy,  # type: ignore[arg-type, return-value]
@@ -176,8 +176,8 @@ def test_windows_are_one_sample_with_a_column_per_word(stage: Stage) -> None:
     assert starts[0] == one.start_ns == first_ns + INTERVAL
     assert ends[-1] == one.end_ns == first_ns + 201 * INTERVAL
     assert set(one.series) == set(one.values) - {"num_dropped"} - OTHERS.keys()
-    for word, told in OTHERS.items():
-        expected = told / 1e6 if word.endswith("_mhz") else 200 * told
+    for word, value in OTHERS.items():
+        expected = value / 1e6 if word.endswith("_mhz") else 200 * value
         assert one.values[word] == pytest.approx(expected)
     assert one.values.keys() <= COUNTERS.keys()
     assert one.values["dram_read_bytes"] == 200 * 1e6
@@ -223,8 +223,8 @@ def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
     stage.fill(10, from_ns=end_ns + 3 * INTERVAL)
     (two,) = stage.read()
     assert two.values["num_dropped"] == 3
-    assert len(stage.said) == 1
-    assert "longer --pm-interval than 500us" in stage.said[0]
+    assert len(stage.lines) == 1
+    assert "longer --pm-interval than 500us" in stage.lines[0]
 
 
 def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
@@ -233,14 +233,14 @@ def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
     stage.toy.windows += [(0, 0, (0.0,) * 14)] * 5
     (one,) = stage.read()
     assert one.values["num_dropped"] == 5
-    assert "5 windows lack timestamps and count as lost" in stage.said[0]
+    assert "5 windows lack timestamps and count as lost" in stage.lines[0]
     stage.fill(10, from_ns=end_ns + 7 * INTERVAL)  # the gap that those five are in, and two more
     (two,) = stage.read()
     assert two.values["num_dropped"] == 2
     stage.fill(10, from_ns=end_ns + 17 * INTERVAL)
     (three,) = stage.read()
     assert three.values["num_dropped"] == 0
-    assert len(stage.said) == 1
+    assert len(stage.lines) == 1
 
 
 def test_a_session_that_gives_no_times_any_more_is_begun_anew(stage: Stage) -> None:
@@ -276,15 +276,15 @@ def stamps(one: CounterSample) -> list[int]:
 @pytest.mark.parametrize("jump_ns", [3_600_000_000_000, -40_000_000, 2 * INTERVAL])
 def test_stamps_stay_what_they_were_when_the_wall_clock_is_set(stage: Stage, jump_ns: int) -> None:
     stage.fill(10, from_ns=stage.clock.now_ns)
-    told = [at_ns for at_ns, _, _ in stage.toy.windows[1:]]
+    wall_times = [at_ns for at_ns, _, _ in stage.toy.windows[1:]]
     (one,) = stage.read()
-    assert stamps(one) == told
+    assert stamps(one) == wall_times
     stage.fill(10, from_ns=stage.clock.now_ns)
     stage.clock.real_ns = lambda: stage.clock.now_ns + WALL_NS + jump_ns  # type: ignore[method-assign]
     stage.fill(10, from_ns=stage.clock.now_ns + 10 * INTERVAL + jump_ns)
-    told = [at_ns for at_ns, _, _ in stage.toy.windows]
+    wall_times = [at_ns for at_ns, _, _ in stage.toy.windows]
     (two,) = stage.read()
-    assert stamps(two) == told
+    assert stamps(two) == wall_times
     assert two.values["num_dropped"] == 0  # the fold counts those that it cannot place
     stage.fill(10, from_ns=stage.clock.now_ns + jump_ns)
     (three,) = stage.read()
@@ -299,10 +299,10 @@ def test_windows_stay_where_they_are_when_reading_the_clocks_is_interrupted(
     readings = itertools.count()
 
     def real_ns() -> int:
-        told_ns = stage.clock.now_ns + WALL_NS
+        stamp_ns = stage.clock.now_ns + WALL_NS
         if next(readings) == interrupted:
             stage.clock.now_ns += 400_000  # after the wall clock was read
-        return told_ns
+        return stamp_ns
 
     stage.fill(10, from_ns=stage.clock.now_ns)
     stage.clock.real_ns = real_ns  # type: ignore[method-assign]
@@ -320,9 +320,9 @@ def test_an_anchor_stands_before_windows_and_behind_their_stamps(
         tape.put(stage.read())
         stage.clock.step_ns = 700  # that reading a clock takes
     tape.close(cost_ns=0)
-    told = [one for one in records(path) if isinstance(one, Clock | CounterSample)]
-    assert [type(one) for one in told] == [Clock, *[Clock, CounterSample] * 3]
-    for clock, sample in itertools.pairwise(told):
+    wall_times = [one for one in records(path) if isinstance(one, Clock | CounterSample)]
+    assert [type(one) for one in wall_times] == [Clock, *[Clock, CounterSample] * 3]
+    for clock, sample in itertools.pairwise(wall_times):
         if isinstance(sample, CounterSample):
             assert isinstance(clock, Clock)
             assert max(stamps(sample)) < clock.real_ns
@@ -370,13 +370,13 @@ def test_a_refusal_is_one_line_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (layout.ERROR_OUT_OF_MEMORY, "overflowed.*longer --pm-interval"),
         (layout.ERROR_UNKNOWN, "sampling of GPU-[-0-9a-f]+ stopped"),
     ],
 )
-def test_failed_session_is_reported(stage: Stage, code: int, said: str) -> None:
+def test_failed_session_is_reported(stage: Stage, code: int, message: str) -> None:
     stage.toy.fails = {"cuptiPmSamplingDecodeData": code}
-    with pytest.raises(Unavailable, match=said):
+    with pytest.raises(Unavailable, match=message):
         stage.read()

@@ -89,13 +89,13 @@ def test_second_sampler_names_the_first_and_takes_over_when_it_exits(
     first.kill()
     until(lambda: len([one for one in samples_of(tmp_path) if one.facts]) == 2)
     assert second.stderr is not None
-    said = []
+    lines = []
     for line in second.stderr:
-        said.append(line)
+        lines.append(line)
         if "host: available again" in line:
             break
-    assert f"host: process {first.pid} samples host already" in "".join(said[:-1])
-    assert "host: available again" in said[-1]
+    assert f"host: process {first.pid} samples host already" in "".join(lines[:-1])
+    assert "host: available again" in lines[-1]
 
 
 def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start, tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_root_becomes_the_rings_owner_and_keeps_one_right_at_most(
     if not can_start_with(given, dropped):
         pytest.skip("this root cannot have, or give up, these capabilities (setpriv)")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said, facts = done.stdout.splitlines()
+    line, facts = done.stdout.splitlines()
     rights = "without capabilities" if kept is None else f"with {kept.upper()} only"
-    assert said == f"switched to uid 12345, {rights}"
+    assert line == f"switched to uid 12345, {rights}"
     uid, euid, groups, permitted, effective, no_new = facts.split()
     assert (uid, euid, groups, no_new) == ("12345", "12345", "[]", "1")
     assert int(permitted, 16) == int(effective, 16) == (0 if kept is None else BIT[kept])

@@ -25,11 +25,11 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.source = ToySource()
         self.tape, self.path = make_tape(folder, self.clock)
         self.turns = SourceRunner(
-            self.source, self.tape, clock=self.clock, log_line=self.said.append
+            self.source, self.tape, clock=self.clock, log_line=self.lines.append
         )
 
     def until(self, end_ns: int) -> None:
@@ -75,11 +75,11 @@ def test_lost_source_is_reported_once_closed_and_retried(stage: Stage) -> None:
     stage.source.lost = "the driver is gone."
     lost_ns = stage.clock.now_ns
     stage.until(lost_ns + 60_000_000_000)
-    assert stage.said == ["toy: the driver is gone."]
+    assert stage.lines == ["toy: the driver is gone."]
     assert stage.source.num_closed > 3
     stage.source.lost = ""
     stage.until(stage.clock.now_ns + LONGEST_BACKOFF_NS + 3 * PERIOD)
-    assert stage.said[1:] == ["toy: available again"]
+    assert stage.lines[1:] == ["toy: available again"]
     news = [one for one in stage.samples() if not one.values]
     assert [one.reason or "open" for one in news] == ["open", "the driver is gone.", "open"]
     assert [one.values for one in stage.samples()][-1] == {"busy_share": 0.5}  # and no NaN
@@ -100,14 +100,14 @@ def test_changed_reason_is_reported(stage: Stage) -> None:
     for reason in ("one.", "one.", "another."):
         stage.source.lost = reason
         stage.clock.now_ns = stage.turns.turn(stage.clock.now_ns)
-    assert stage.said == ["toy: one.", "toy: another."]
+    assert stage.lines == ["toy: one.", "toy: another."]
 
 
 def test_a_fault_of_ours_ends_one_source_and_no_more(stage: Stage) -> None:
     stage.until(stage.clock.now_ns + 2 * PERIOD)
     stage.source.broken = True
     stage.until(stage.clock.now_ns + 2 * PERIOD)
-    assert stage.said == ["toy: failed: ZeroDivisionError: a fault of ours"]
+    assert stage.lines == ["toy: failed: ZeroDivisionError: a fault of ours"]
 
 
 def test_hung_call_is_reported_by_the_check(tmp_path: Path) -> None:
@@ -124,12 +124,12 @@ def test_hung_call_is_reported_by_the_check(tmp_path: Path) -> None:
     try:
         assert entered.wait(30)
         stage.turns.check_hung(stage.clock.now_ns)
-        assert stage.said == []
+        assert stage.lines == []
         stage.clock.now_ns += STUCK_NS
         for _ in range(3):
             stage.turns.check_hung(stage.clock.now_ns)
-        assert stage.said == ["toy: no answer for 5 s: the driver or its device hangs."]
-        assert [one.reason for one in stage.samples()] == [stage.said[0].removeprefix("toy: ")]
+        assert stage.lines == ["toy: no answer for 5 s: the driver or its device hangs."]
+        assert [one.reason for one in stage.samples()] == [stage.lines[0].removeprefix("toy: ")]
     finally:
         stage.turns.request_stop()
         let_go.set()
@@ -146,11 +146,11 @@ def test_keyframes_restate_what_sources_said(stage: Stage) -> None:
     reader = RingReader(stage.path)
     reader.skip_to_last_keyframe()
     reader.close()
-    told = records(stage.path)
-    last = max(i for i, record in enumerate(told) if isinstance(record, Keyframe))
-    restated = [record for record in told[last:] if isinstance(record, CounterSample)]
+    written = records(stage.path)
+    last = max(i for i, record in enumerate(written) if isinstance(record, Keyframe))
+    restated = [record for record in written[last:] if isinstance(record, CounterSample)]
     assert {(one.device_uuid, one.reason) for one in restated} == {("GPU-1", ""), ("", "gone.")}
-    assert any(isinstance(record, Clock) for record in told[last:])
+    assert any(isinstance(record, Clock) for record in written[last:])
 
 
 def test_a_ring_says_how_far_its_sources_are_and_what_they_cost(stage: Stage) -> None:

@@ -69,11 +69,11 @@ def strict(
 
 
 @contextmanager
-def source_of(strict: Strict, said: list[str]) -> Iterator[CuptiPmSource]:
+def source_of(strict: Strict, lines: list[str]) -> Iterator[CuptiPmSource]:
     source = CuptiPmSource(
         NoClaims(),
         clock=SystemClock(),
-        log_line=said.append,
+        log_line=lines.append,
         period_ns=10**8,
         interval_ns=INTERVAL_NS,
         load=lambda: strict,
@@ -118,8 +118,8 @@ def test_a_session_opens_reads_and_closes_without_a_fault(strict: Strict) -> Non
 
 @each_release()
 def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -> None:
-    said: list[str] = []
-    with source_of(strict, said) as source:
+    lines: list[str] = []
+    with source_of(strict, lines) as source:
         source.open(time.monotonic_ns())
         strict.advance(10 * INTERVAL_NS)
         (first,) = source.read(time.monotonic_ns())
@@ -136,8 +136,8 @@ def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -
     between = round((last_ns - first_ns) / INTERVAL_NS)
     assert num_kept + num_lost == between  # none is counted twice, none is forgotten
     assert late.values["num_dropped"] == STALL_NS // INTERVAL_NS - num_kept
-    assert len(said) == 1
-    assert "lack timestamps and count as lost" in said[0]
+    assert len(lines) == 1
+    assert "lack timestamps and count as lost" in lines[0]
 
 
 @pytest.mark.parametrize("interval_us", [50, 100, 500, 1000])

@@ -45,15 +45,15 @@ SAMPLER = 99
 def folded_from(folder: Path, recording: Recording, *, turns: int) -> list[CounterSample]:
     """Return all that the source tells over some turns, or until it is lost."""
     source = NvmlSource(folder, NoClaims(), period_ns=PERIOD)
-    told = source.open(START_NS)
+    found = source.open(START_NS)
     for turn in range(1, turns):
         recording.turn = turn
         try:
-            told += source.read(START_NS + turn * PERIOD)
+            found += source.read(START_NS + turn * PERIOD)
         except Unavailable:
             break
     source.close()
-    return told
+    return found
 
 
 def folded(samples: list[CounterSample], *, uuid: str = UUID[4:], mig_uuid: str = "") -> Collector:
@@ -61,7 +61,7 @@ def folded(samples: list[CounterSample], *, uuid: str = UUID[4:], mig_uuid: str 
     script = Script()
     core = script.ring()
     info = EngineInfo(START_NS, "made-up", device="H", device_uuid=uuid, mig_uuid=mig_uuid)
-    core.tell(info)
+    core.write(info)
     request = core.queued("r")
     core.admitted(request)
     core.step(0, [(request, 8, 0)], start_ms=1, end_ms=9)
@@ -90,15 +90,15 @@ def metrics(collector: Collector) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_throttle_reasons_and_errors_reach_every_output(play: Play, tmp_path: Path) -> None:
     recording = play()
-    turns = recording.told["devices"][0]["turns"][:10]
+    turns = recording.document["devices"][0]["turns"][:10]
     capped_s = sum(turn["event_reasons"] == 4 for turn in turns[1:]) * PERIOD / 1e9
     collector = folded(folded_from(tmp_path, recording, turns=10))
-    told = metrics(collector)
-    throttle = told["inferscope_throttle_seconds"]
+    families = metrics(collector)
+    throttle = families["inferscope_throttle_seconds"]
     assert throttle[UUID, "power_cap"] == capped_s == 0.4
     assert {reason for _, reason in throttle} == {*THROTTLES.values()} - {"idle"}
     assert sum(throttle.values()) == capped_s
-    errors = told["inferscope_xid_errors"]
+    errors = families["inferscope_xid_errors"]
     assert errors[UUID, "fallen_off_the_bus"] == 1
     assert {reason for _, reason in errors} == {*XIDS.values()}
     assert sum(errors.values()) == 1
@@ -153,27 +153,27 @@ def test_a_driver_without_reasons_has_errors_only(play: Play, tmp_path: Path) ->
 
 def test_last_xid_of_a_lost_device_is_reported(play: Play, tmp_path: Path) -> None:
     recording = play()
-    turns = recording.told["devices"][0]["turns"]
+    turns = recording.document["devices"][0]["turns"]
     del turns[9]["xid"]
     turns[10]["xid"] = 79
     source = NvmlSource(tmp_path, NoClaims(), period_ns=PERIOD)
-    told = source.open(START_NS)
+    found = source.open(START_NS)
     for turn in range(1, 11):
         recording.turn = turn
-        told += source.read(START_NS + turn * PERIOD)
+        found += source.read(START_NS + turn * PERIOD)
     recording.turn = 11
     with pytest.raises(Unavailable, match="GPU is lost"):
         source.read(START_NS + 11 * PERIOD)
     source.close()
-    assert [one.values for one in told if "xid" in one.values] == [{"xid": 79.0}]
-    assert len([one for one in told if "GPU is lost" in one.reason]) == 1
+    assert [one.values for one in found if "xid" in one.values] == [{"xid": 79.0}]
+    assert len([one for one in found if "GPU is lost" in one.reason]) == 1
 
 
 def test_error_belongs_to_its_device_only(play: Play, tmp_path: Path) -> None:
     recording = play()
-    second = copy.deepcopy(recording.told["devices"][0])
+    second = copy.deepcopy(recording.document["devices"][0])
     second["uuid"] = "GPU-other"
-    recording.told["devices"].append(second)
+    recording.document["devices"].append(second)
     samples = folded_from(tmp_path, recording, turns=10)
     first, other = (health_of(folded(samples, uuid=uuid)) for uuid in (UUID[4:], "GPU-other"))
     assert first is not None
@@ -184,7 +184,7 @@ def test_error_belongs_to_its_device_only(play: Play, tmp_path: Path) -> None:
 
 def test_what_befalls_a_divided_device_befalls_its_instances(play: Play, tmp_path: Path) -> None:
     recording = play()
-    recording.told["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
+    recording.document["devices"][0]["mig"] = ["MIG-one", "MIG-two"]
     samples = folded_from(tmp_path, recording, turns=10)
     health = health_of(folded(samples, uuid="", mig_uuid="MIG-two"))
     assert health is not None
@@ -211,8 +211,8 @@ def test_overlapping_reports_count_once_and_gaps_not_at_all() -> None:
     assert health is not None
     assert health.told_ns == 3 * PERIOD
     assert health.throttle_ns is not None
-    told = {word: ns / PERIOD for word, ns in health.throttle_ns.items() if ns}
-    assert told == {"thermal": 2, "power_cap": 1}
+    throttled = {word: ns / PERIOD for word, ns in health.throttle_ns.items() if ns}
+    assert throttled == {"thermal": 2, "power_cap": 1}
     assert health.throttled_now == ()
 
 

@@ -21,23 +21,23 @@ AVAILABLE = Objective("availability", "availability", None, 0.99, 86400 * 10**9)
 GOODPUT = Objective("goodput", "goodput", None, 0.99, 86400 * 10**9)
 ALL = (TTFT, AVAILABLE, GOODPUT)
 
-Told = list[tuple[str, str]]
+Verdicts = list[tuple[str, str]]
 
 
 class Telling:
     """Writes down what is decided, in order."""
 
     def __init__(self) -> None:
-        self.told: Told = []
+        self.counted: Verdicts = []
 
     def decided(self, objective: Objective, is_good: bool) -> None:
-        self.told.append((objective.name, "good" if is_good else "bad"))
+        self.counted.append((objective.name, "good" if is_good else "bad"))
 
     def warmed_up(self, objective: Objective) -> None:
-        self.told.append((objective.name, "warm-up"))
+        self.counted.append((objective.name, "warm-up"))
 
     def explained(self, objective: Objective, cause: str | None) -> None:
-        self.told.append((objective.name, f"for {cause}"))
+        self.counted.append((objective.name, f"for {cause}"))
 
 
 def judged(
@@ -47,13 +47,13 @@ def judged(
     objectives: Sequence[Objective] = ALL,
     from_ms: float = 0,
     to_ms: float | None = None,
-) -> tuple[Told, Collector, Finals]:
+) -> tuple[Verdicts, Collector, Finals]:
     """Fold a script under objectives; count what is decided in a part of it.
 
     All records are folded once time has reached `until_ms`.
     """
-    telling, finals = Telling(), Finals()
-    judge = Judge(Objectives(tuple(objectives)), telling)
+    recorder, finals = Telling(), Finals()
+    judge = Judge(Objectives(tuple(objectives)), recorder)
     judge.counts_from_ns = START_NS + round(from_ms * MS)
     judging = Judging(lambda _: judge, finals)
     collector = Collector(judging)
@@ -63,7 +63,7 @@ def judged(
             break
         collector.fold(item.ring, item.record)
         judging.on_record(item.ring, item.record)
-    return telling.told, collector, finals
+    return recorder.counted, collector, finals
 
 
 def warm(script: Script) -> Ring:
@@ -100,10 +100,10 @@ def test_what_is_shed_is_bad_and_what_the_client_got_wrong_is_not_counted(
         if front is not None and asked is not None:
             front.finished(asked, finish)
             front.last_byte(asked)
-    told, _, finals = judged(script, until_ms=1000)
+    verdicts, _, finals = judged(script, until_ms=1000)
     assert [final.finish for final in finals.requests] == ["stop", "shed", "rejected"]
     bad = [("availability", "bad"), ("goodput", "bad")]
-    assert told == [*WARMED, *bad, ("availability", "for shed"), ("goodput", "for shed")]
+    assert verdicts == [*WARMED, *bad, ("availability", "for shed"), ("goodput", "for shed")]
 
 
 WARMED = [("ttft", "warm-up"), ("availability", "good"), ("goodput", "warm-up")]
@@ -119,9 +119,9 @@ def test_a_hung_engines_deadline_passes_on_the_tick_half_a_second_later(is_admit
         core.plan(1)
     hang(core, from_ms=10, until_ms=3010, step_ms=10 if is_admitted else None)
     before, _, _ = judged(script, until_ms=3010, to_ms=1510)
-    told, _, finals = judged(script, until_ms=3010, to_ms=1600)
+    verdicts, _, finals = judged(script, until_ms=3010, to_ms=1600)
     assert before == WARMED
-    assert told == [*WARMED, ("ttft", "bad"), ("goodput", "bad")]
+    assert verdicts == [*WARMED, ("ttft", "bad"), ("goodput", "bad")]
     assert [final.request_id for final in finals.requests] == ["warm"]
 
 
@@ -130,11 +130,11 @@ def test_a_hung_engine_is_explained_ten_seconds_later_by_what_is_known_then() ->
     core = warm(script)
     core.queued("a")
     hang(core, from_ms=10, until_ms=14_000)
-    told, _, _ = judged(script, until_ms=14_000, to_ms=11_700)
-    causes = [what for _, what in told if what.startswith("for ")]
+    verdicts, _, _ = judged(script, until_ms=14_000, to_ms=11_700)
+    causes = [what for _, what in verdicts if what.startswith("for ")]
     assert len(causes) == 2
     again, _, _ = judged(script, until_ms=14_000)
-    assert again == told
+    assert again == verdicts
 
 
 def test_all_in_flight_in_a_killed_engine_are_bad_because_it_was_lost() -> None:
@@ -144,9 +144,9 @@ def test_all_in_flight_in_a_killed_engine_are_bad_because_it_was_lost() -> None:
     core.queued("b")
     core.admitted(decoding)
     core.step(1, [(decoding, 8, 0)], start_ms=11, end_ms=20)
-    told, _, finals = judged(script, until_ms=6000)
+    verdicts, _, finals = judged(script, until_ms=6000)
     assert [f.finish for f in finals.requests] == ["stop", "engine_lost", "engine_lost"]
-    new = told[len(WARMED) :]
+    new = verdicts[len(WARMED) :]
     for name in ("availability", "goodput"):
         assert new.count((name, "bad")) == 2
         assert new.count((name, "for engine_lost")) == 2
@@ -175,8 +175,12 @@ def test_token_in_time_is_good_although_its_record_follows_a_long_step() -> None
     core.finished(mine)
     while_hung, _, _ = judged(script, until_ms=5000, to_ms=3900)
     assert while_hung == WARMED
-    told, _, _ = judged(script, until_ms=5000)
-    assert told[len(WARMED) :] == [("ttft", "good"), ("availability", "good"), ("goodput", "good")]
+    verdicts, _, _ = judged(script, until_ms=5000)
+    assert verdicts[len(WARMED) :] == [
+        ("ttft", "good"),
+        ("availability", "good"),
+        ("goodput", "good"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +195,7 @@ def test_token_in_time_is_good_although_its_record_follows_a_long_step() -> None
 )
 @pytest.mark.parametrize("is_stepping", [True, False])
 def test_cancellation_before_the_deadline_is_not_counted_and_after_it_is_bad(
-    at_ms: int, expected: Told, is_stepping: bool
+    at_ms: int, expected: Verdicts, is_stepping: bool
 ) -> None:
     script = Script()
     core = warm(script)
@@ -203,8 +207,8 @@ def test_cancellation_before_the_deadline_is_not_counted_and_after_it_is_bad(
     hang(core, from_ms=at_ms + 1, until_ms=3000, step_ms=10 if is_stepping else None)
     script.at(3001)
     core.health()
-    told, _, _ = judged(script, until_ms=8000)
-    names = [(name, "for it" if what.startswith("for ") else what) for name, what in told]
+    verdicts, _, _ = judged(script, until_ms=8000)
+    names = [(name, "for it" if what.startswith("for ") else what) for name, what in verdicts]
     assert names[len(WARMED) :] == expected
 
 
@@ -214,9 +218,9 @@ def test_an_engine_that_never_answers_is_bad_beyond_its_warm_up() -> None:
     for number in range(MOST_WARM_UP + 7):
         core.queued(f"r{number}")
     hang(core, from_ms=10, until_ms=3000)
-    told, _, _ = judged(script, until_ms=3000, objectives=[TTFT])
-    assert told.count(("ttft", "warm-up")) == MOST_WARM_UP
-    assert told.count(("ttft", "bad")) == 7
+    verdicts, _, _ = judged(script, until_ms=3000, objectives=[TTFT])
+    assert verdicts.count(("ttft", "warm-up")) == MOST_WARM_UP
+    assert verdicts.count(("ttft", "bad")) == 7
 
 
 def test_an_answer_that_never_ends_is_bad_for_e2e() -> None:
@@ -228,8 +232,8 @@ def test_an_answer_that_never_ends_is_bad_for_e2e() -> None:
     script.at(20.5)
     core.plan(2)
     hang(core, from_ms=21, until_ms=6000, step_ms=20)
-    told, _, _ = judged(script, until_ms=6000, objectives=[TTFT, E2E, GOODPUT])
-    assert told[3:] == [("e2e", "bad"), ("goodput", "bad")]
+    verdicts, _, _ = judged(script, until_ms=6000, objectives=[TTFT, E2E, GOODPUT])
+    assert verdicts[3:] == [("e2e", "bad"), ("goodput", "bad")]
 
 
 @pytest.mark.parametrize("state", [FAILED, OVER_BUDGET, OFF])
@@ -239,8 +243,8 @@ def test_ending_probe_makes_no_request_bad(state: int) -> None:
     core.queued("a")
     script.at(400)
     core.health(state=state)
-    told, _, _ = judged(script, until_ms=20_000)
-    assert told == WARMED
+    verdicts, _, _ = judged(script, until_ms=20_000)
+    assert verdicts == WARMED
 
 
 BUSY_OBJECTIVES = (TTFT, E2E, AVAILABLE, GOODPUT)
@@ -281,7 +285,7 @@ def test_a_fold_under_objectives_is_the_same_fold() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> Told:
+def whole() -> Verdicts:
     """Return what is decided of a busy engine, counted by one judge."""
     return judged(busy(), until_ms=25_000, objectives=BUSY_OBJECTIVES)[0]
 
@@ -289,11 +293,11 @@ def whole() -> Told:
 @settings(max_examples=40)
 @given(one_ms=st.floats(0, 25_000), other_ms=st.floats(0, 25_000))
 def test_successor_counts_the_rest_and_nothing_twice(
-    whole: Told, one_ms: float, other_ms: float
+    whole: Verdicts, one_ms: float, other_ms: float
 ) -> None:
     script = busy()
     first_ms, second_ms = sorted((one_ms, other_ms))
-    parts: Told = []
+    parts: Verdicts = []
     for from_ms, to_ms in [(0.0, first_ms), (first_ms, second_ms), (second_ms, None)]:
         parts += judged(
             script, until_ms=25_000, objectives=BUSY_OBJECTIVES, from_ms=from_ms, to_ms=to_ms

@@ -33,8 +33,8 @@ def written(folder: Path, text: str) -> Path:
 
 
 def one(**changed: str) -> str:
-    said = {"metric": "ttft", "threshold": "1s", "objective": "99%", "window": "30d"} | changed
-    lines = [f"{key}: {value}" for key, value in said.items() if value]
+    fields = {"metric": "ttft", "threshold": "1s", "objective": "99%", "window": "30d"} | changed
+    lines = [f"{key}: {value}" for key, value in fields.items() if value]
     return "slos:\n  - " + "\n    ".join(lines)
 
 
@@ -64,7 +64,7 @@ def test_a_models_own_objective_takes_the_place_of_the_one_for_all(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("", 1, "slos is missing"),
         ("slos: []", 1, "slos has 0 objectives. Give 1 to 100."),
@@ -111,13 +111,13 @@ def test_a_models_own_objective_takes_the_place_of_the_one_for_all(tmp_path: Pat
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_line(
-    tmp_path: Path, text: str, line: int, said: str
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     file = written(tmp_path, text)
     with pytest.raises(BadInput) as raised:
         read_objectives(file)
     assert str(raised.value).startswith(f"{file}:{line}: ")
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -127,9 +127,9 @@ def test_whatever_is_in_the_file_it_is_read_or_named(
 ) -> None:
     file = tmp_path_factory.mktemp("slo") / "slo.yaml"
     file.write_bytes(raw)
-    found, said = Objectives(), ""
+    found, message = Objectives(), ""
     try:
         found = read_objectives(file)
     except BadInput as error:
-        said = str(error)
-    assert bool(found.all) != (str(file) in said)
+        message = str(error)
+    assert bool(found.all) != (str(file) in message)

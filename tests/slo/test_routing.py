@@ -53,10 +53,10 @@ def send(url: str, *alerts: dict[str, Any]) -> None:
 def held_back(url: str) -> set[tuple[str, str]]:
     """Return which alerts are held back, by name and model."""
     with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=10) as answer:
-        told = json.load(answer)
+        alerts = json.load(answer)
     return {
         (each["labels"]["alertname"], each["labels"]["model"])
-        for each in told
+        for each in alerts
         if each["status"]["inhibitedBy"]
     }
 
@@ -68,13 +68,13 @@ def test_a_page_holds_back_its_tickets_and_blindness_the_pages(
     with alertmanager(tmp_path, text, webhook) as url:
         send(url, BURN, OTHER, *TICKETS)
         eventually(lambda: len(webhook.of("/page")) >= 2 and len(webhook.of("/ticket")) >= 2)
-        told = {
+        sent = {
             (each["alertname"], each["model"])
             for path in ("/page", "/ticket")
             for note in webhook.of(path)
             for each in note.labels
         }
-        assert told == {
+        assert sent == {
             ("InferScopeBudgetBurnsFast", "m"),
             ("InferScopeBudgetBurnsFast", "other"),
             ("InferScopeBudgetTrickles", "m"),

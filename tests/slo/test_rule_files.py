@@ -91,7 +91,7 @@ def test_floors_are_printed_and_configurable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ((), "runbook_url is relative (docs/runbooks/…): give --runbooks BASE; "
              "there is no dashboard_url: give --dashboards URL"),
@@ -102,13 +102,13 @@ def test_floors_are_printed_and_configurable(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_links_that_lead_nowhere_are_a_line(
-    tmp_path: Path, given: tuple[str, ...], said: str | None
+    tmp_path: Path, given: tuple[str, ...], message: str | None
 ) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text(OBJECTIVES, encoding="utf-8")
     done = inferscope("slo", "rules", str(file), *given, rings=tmp_path)
     assert done.returncode == 0
-    assert done.stderr == ("" if said is None else f"inferscope: links in alerts: {said}\n")
+    assert done.stderr == ("" if message is None else f"inferscope: links in alerts: {message}\n")
 
 
 def test_the_operators_object_holds_the_same_rules(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_more_rules_than_the_operators_object_takes_are_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("objective", "window", "said"),
+    ("objective", "window", "message"),
     [
         ("90%", "30d", "has the target 0.9, so 0.1 may be bad; .* 14.4 times that would need "
                        "1.44 .* "
@@ -145,7 +145,7 @@ def test_more_rules_than_the_operators_object_takes_are_refused(tmp_path: Path) 
     ],
 )  # fmt: skip
 def test_what_could_never_fire_is_refused_with_the_arithmetic(
-    tmp_path: Path, objective: str | float, window: str, said: str
+    tmp_path: Path, objective: str | float, window: str, message: str
 ) -> None:
     file = tmp_path / "slo.yaml"
     slo = {"metric": "ttft", "threshold": "1s", "objective": objective, "window": window}
@@ -153,7 +153,7 @@ def test_what_could_never_fire_is_refused_with_the_arithmetic(
     done = inferscope("slo", "rules", str(file), rings=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert re.fullmatch(f"inferscope: {re.escape(str(file))}: ttft .*{said}.*", line)
+    assert re.fullmatch(f"inferscope: {re.escape(str(file))}: ttft .*{message}.*", line)
 
 
 def test_what_just_can_fire_is_taken(tmp_path: Path) -> None:

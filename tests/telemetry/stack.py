@@ -44,8 +44,10 @@ class Webhook:
 
         class Listener(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                note = Note(self.path, said["status"], said["groupLabels"], said["alerts"])
+                document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                note = Note(
+                    self.path, document["status"], document["groupLabels"], document["alerts"]
+                )
                 notes.append(note)
                 self.send_response(200)
                 self.end_headers()
@@ -129,20 +131,20 @@ class Prometheus:
         words = urllib.parse.urlencode({"query": query, "start": now_s - 3600, "end": now_s})
         asked = f"{self.url}/api/v1/query_exemplars?{words}"
         with urllib.request.urlopen(asked, timeout=30) as answer:
-            told = json.load(answer)["data"]
+            series_found = json.load(answer)["data"]
         return [
             Dot(each["seriesLabels"], one["labels"], float(one["value"]))
-            for each in told
+            for each in series_found
             for one in each["exemplars"]
         ]
 
     def alerts(self, name: str) -> list[dict[str, Any]]:
         """Return the alerts of a name that fire, with their annotations of now."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=30) as answer:
-            told = json.load(answer)["data"]["alerts"]
+            alerts_found = json.load(answer)["data"]["alerts"]
         return [
             each
-            for each in told
+            for each in alerts_found
             if each["labels"]["alertname"] == name and each["state"] == "firing"
         ]
 

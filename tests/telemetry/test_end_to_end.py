@@ -197,11 +197,11 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
         shown = alert["annotations"]["dashboard_url"]
         assert shown.startswith(f"{GRAFANA}/d/")
         root = request_of(shown, all_of_it.prometheus, all_of_it.traces, scrape_s=SCRAPE_S)
-        told = root.attributes
-        assert told[f"{names.SLO}ttft"] == "bad"
-        assert told[names.SLO_CAUSE] == "queue"
+        attributes = root.attributes
+        assert attributes[f"{names.SLO}ttft"] == "bad"
+        assert attributes[names.SLO_CAUSE] == "queue"
         engine_id = root.resource[names.SERVICE_INSTANCE_ID]
-        asked = ("why", told[names.REQUEST_ID], engine_id, "--ttft", f"{THRESHOLD_S:g}s")
+        asked = ("why", attributes[names.REQUEST_ID], engine_id, "--ttft", f"{THRESHOLD_S:g}s")
         done = inferscope(*asked, rings=all_of_it.rings)
         assert done.returncode == 0, done.stderr
         assert "Main cause: queue" in done.stdout, done.stdout
@@ -248,7 +248,7 @@ def names_that_rules_ask_for(running: Stack, rules: Path) -> None:
     text = " ".join(rule["expr"] for group in content["groups"] for rule in group["rules"])
     asked = set(re.findall(r"(?<![:\w])inferscope_\w+(?![:\w])", text))
     assert len(asked) > 8
-    told = {labels["__name__"] for labels, _ in running.prometheus.ask('{job="inferscope"}')}
+    names_found = {labels["__name__"] for labels, _ in running.prometheus.ask('{job="inferscope"}')}
     # There where engines count their own requests, and where they have several ranks.
     elsewhere = {"inferscope_attribution_coverage_ratio", "inferscope_rank_overdue_seconds"}
-    assert asked - told <= elsewhere
+    assert asked - names_found <= elsewhere

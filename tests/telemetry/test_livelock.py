@@ -106,10 +106,10 @@ def test_a_scheduler_that_admits_nothing_is_one_page_until_it_admits_again(tmp_p
             "model": "builtin",
             "severity": "page",
         }
-        said = alert["annotations"]
-        assert said["summary"] == "builtin: 1 engines admit none of the requests that wait"
-        assert said["worst_instance"].startswith("served at ")
-        assert said["worst_instance"].endswith(f", {NUM_STUCK} requests waiting")
+        annotations = alert["annotations"]
+        assert annotations["summary"] == "builtin: 1 engines admit none of the requests that wait"
+        assert annotations["worst_instance"].startswith("served at ")
+        assert annotations["worst_instance"].endswith(f", {NUM_STUCK} requests waiting")
 
         all_of_it.fault.unlink()
         assert [list(stream.events())[-1] for stream in streams] == ["[DONE]"] * NUM_STUCK

@@ -46,7 +46,7 @@ def test_a_bare_word_looks_in_the_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("colour:red", "no field 'colour'"),
         ("p99>fast", "'fast' in filter term 'p99>fast' is not a number"),
@@ -54,8 +54,8 @@ def test_a_bare_word_looks_in_the_id() -> None:
         ("state>decode", "compares a word; write it like state:decode"),
     ],
 )
-def test_a_bad_filter_says_which_term_and_what_would_do(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said.replace("(", r"\(")):
+def test_a_bad_filter_says_which_term_and_what_would_do(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("(", r"\(")):
         parse_filter(text)
 
 

@@ -151,7 +151,7 @@ SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs",
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, ""),
         ({"is_alive": False}, "vLLM stopped reporting"),
@@ -180,14 +180,14 @@ SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs",
     ],
 )
 def test_the_why_line_names_the_largest_problem_or_is_silent(
-    changes: dict[str, object], said: str
+    changes: dict[str, object], message: str
 ) -> None:
     healthy = replace(
         engine_view(), num_held=0, num_waiting=0, ledger_ns={"decode_own": MS}, requests=()
     )
     sentence = panels.largest_problem(replace(healthy, **changes))  # type: ignore[arg-type]
-    assert said in sentence
-    assert bool(said) == bool(sentence)
+    assert message in sentence
+    assert bool(message) == bool(sentence)
 
 
 @pytest.mark.parametrize("residual", [0.347, 4.0, -0.8])

@@ -20,35 +20,35 @@ DEMO = Path(__file__).parents[3] / "samples" / "demo.isr"
 class Finals:
     """A sink that records its input for replay."""
 
-    told: list[FinalStep | FinalRequest] = field(default_factory=list)
+    in_order: list[FinalStep | FinalRequest] = field(default_factory=list)
     view: Snapshot | None = None
 
     def on_step(self, step: FinalStep) -> None:
         """Keep a step."""
-        self.told.append(step)
+        self.in_order.append(step)
 
     def on_request(self, request: FinalRequest) -> None:
         """Keep a request."""
-        self.told.append(request)
+        self.in_order.append(request)
 
     @property
     def requests(self) -> list[FinalRequest]:
         """Return the requests."""
-        return [each for each in self.told if isinstance(each, FinalRequest)]
+        return [each for each in self.in_order if isinstance(each, FinalRequest)]
 
     @property
     def steps(self) -> list[FinalStep]:
         """Return the steps."""
-        return [each for each in self.told if isinstance(each, FinalStep)]
+        return [each for each in self.in_order if isinstance(each, FinalStep)]
 
-    def tell(self, exporter: OtlpExporter, *, traces: dict[str, str] | None = None) -> None:
+    def export_to(self, exporter: OtlpExporter, *, traces: dict[str, str] | None = None) -> None:
         """Replay all records into an exporter.
 
         Args:
             exporter: it is open.
             traces: what clients sent as `traceparent`, by request.
         """
-        for each in self.told:
+        for each in self.in_order:
             if isinstance(each, FinalStep):
                 exporter.on_step(each)
             else:

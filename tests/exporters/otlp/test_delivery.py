@@ -72,11 +72,11 @@ def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
     assert close(exporter) < AT_ONCE_S
     assert exporter.num_sent == exporter.num_waiting == 0
     assert exporter.num_dropped == {"queue_full": 50, "not_delivered": 0, "closed": 300}
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3, said  # that it begins, that there is no more room, and how it ended
-    assert "delivery failed" in said[0]
-    assert "more than 300 traces are waiting" in said[1]
-    assert "dropped of 350" in said[2]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3, lines  # that it begins, that there is no more room, and how it ended
+    assert "delivery failed" in lines[0]
+    assert "more than 300 traces are waiting" in lines[1]
+    assert "dropped of 350" in lines[2]
 
 
 def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
@@ -97,10 +97,10 @@ def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
         assert not any(exporter.num_dropped.values())
         ids = [root.attributes["inferscope.request.id"] for root in sink.roots()]
         assert len(ids) == len(set(ids)) == 3 * MOST_AT_ONCE
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2, said
-    assert "wait for a retry" in said[0]
-    assert "delivery resumed; 0 items were dropped" in said[1]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2, lines
+    assert "wait for a retry" in lines[0]
+    assert "delivery resumed; 0 items were dropped" in lines[1]
 
 
 def test_a_receiver_that_is_started_late_or_again_gets_everything(finals: Finals) -> None:
@@ -155,20 +155,20 @@ def test_what_waits_is_left_to_another_with_what_is_on_the_way() -> None:
         former.put(number)
     former.start()
     wait_until(is_on_the_way.is_set)
-    heir: DeliveryQueue[int] = DeliveryQueue(
+    successor: DeliveryQueue[int] = DeliveryQueue(
         arrived.extend, lambda: None, max_waiting=500, name="other", gather_s=0
     )
-    former.transfer_to(heir)
+    former.transfer_to(successor)
     for number in range(200, 210):
-        heir.put(number)
+        successor.put(number)
     former.close()
     assert sum(former.num_dropped.values()) == former.num_sent == former.num_waiting == 0
-    heir.start()
-    wait_until(lambda: heir.num_sent == 210)
-    heir.close()
+    successor.start()
+    wait_until(lambda: successor.num_sent == 210)
+    successor.close()
     assert sorted(arrived) == list(range(210))
     assert arrived[-10:] == list(range(200, 210))
-    assert sum(heir.num_dropped.values()) == 0
+    assert sum(successor.num_dropped.values()) == 0
 
 
 def test_another_endpoint_gets_what_the_former_one_missed(finals: Finals) -> None:
@@ -272,8 +272,8 @@ def test_a_receiver_that_refuses_is_named_with_its_answer(
         flood(exporter, finals, MOST_AT_ONCE)
         wait_until(lambda: exporter.num_dropped["not_delivered"] == MOST_AT_ONCE)
         close(exporter)
-    said = caplog.records[0].getMessage()
-    assert str(status) in said or responses[status] in said  # by the SDK's version
+    line = caplog.records[0].getMessage()
+    assert str(status) in line or responses[status] in line  # by the SDK's version
     assert "hunter2" not in caplog.text
     assert exporter.num_sent == 0
 
@@ -289,12 +289,12 @@ def test_recovered_receiver_is_logged(finals: Finals, caplog: pytest.LogCaptureF
         flood(exporter, finals, MOST_AT_ONCE)
         wait_until(lambda: exporter.num_sent == MOST_AT_ONCE)
         close(exporter)
-    said = [record.getMessage() for record in caplog.records]
-    assert [("delivery failed" in line, "resumed" in line) for line in said[:2]] == [
+    lines = [record.getMessage() for record in caplog.records]
+    assert [("delivery failed" in line, "resumed" in line) for line in lines[:2]] == [
         (True, False),
         (False, True),
     ]
-    assert f"{2 * MOST_AT_ONCE} items were dropped" in said[1]
+    assert f"{2 * MOST_AT_ONCE} items were dropped" in lines[1]
 
 
 def test_a_slow_receiver_gets_what_fits_and_the_rest_is_counted(finals: Finals) -> None:
@@ -450,7 +450,7 @@ def test_only_grpc_needs_a_package_and_its_absence_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"endpont": "x"}, "'endpont'. Did you mean endpoint?"),
         ({"zzz": 1}, "Known: endpoint, protocol, headers"),
@@ -475,10 +475,10 @@ def test_only_grpc_needs_a_package_and_its_absence_is_one_line() -> None:
         ("http://127.0.0.1:4318", "must be a mapping"),
     ],
 )
-def test_bad_settings_name_the_value_and_what_to_do(section: object, told: str) -> None:
+def test_bad_settings_name_the_value_and_what_to_do(section: object, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         OtlpExporter(section)  # type: ignore[arg-type]
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -61,12 +61,12 @@ def step(
 
 @given(steps)
 def test_sums_are_those_of_counting_each_step_by_itself(
-    told: list[tuple[str, int, int, list[tuple[str, int, int]]]],
+    given_steps: list[tuple[str, int, int, list[tuple[str, int, int]]]],
 ) -> None:
     table = FactTable()
     num, size, tokens = Counter[object](), Counter[object](), Counter[object]()
     chunks, shares = Counter[object](), Counter[object]()
-    for number, (engine_id, dp_rank, num_ranks, of) in enumerate(told):
+    for number, (engine_id, dp_rank, num_ranks, of) in enumerate(given_steps):
         for rank in range(num_ranks):
             table.add_step(step(number, of, engine_id=engine_id, dp_rank=dp_rank, rank=rank))
         for member in {(engine_id, name, phase == PREFILL) for name, phase, _ in of}:

@@ -79,7 +79,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_traces_and_metrics_arrive(finals: Finals) -> None:
     with receiving() as sink:
         exporter = opened(sink, metrics_interval_s=3600, headers={"API-Key": "secret"})
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
         assert len(sink.roots()) == exporter.num_sent == len(finals.requests)
         assert sink.headers[0]["api-key"] == "secret"

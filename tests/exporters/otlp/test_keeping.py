@@ -36,11 +36,11 @@ def test_an_answer_in_one_piece_breaches_no_threshold_of_tokens(finals: Finals) 
         for stream in ("true", "false", "")
     ]
     arrived = kept(finals, requests, ttft_ms=1e-6, tbt_ms=1e-6)
-    for name, told in arrived.items():
+    for name, root in arrived.items():
         has = name != "false"
-        assert (told.get("inferscope.slo.ttft") == "bad") is has
-        assert (told.get("inferscope.slo.tbt") == "bad") is has
-        assert ("gen_ai.latency.time_to_first_token" in told) is has
+        assert (root.get("inferscope.slo.ttft") == "bad") is has
+        assert (root.get("inferscope.slo.tbt") == "bad") is has
+        assert ("gen_ai.latency.time_to_first_token" in root) is has
     assert len(arrived) == 3
 
 

@@ -35,7 +35,7 @@ def test_each_histogram_is_that_of_the_requests(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})
         exporter.open()
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
         found = points(sink)
     requests = finals.requests
@@ -52,10 +52,10 @@ def test_each_histogram_is_that_of_the_requests(finals: Finals) -> None:
     }
     assert found.keys() == durations.keys()
     for name, of_all in durations.items():
-        ((said, point),) = found[name]
-        assert said["gen_ai.operation.name"] == "text_completion"
-        assert said["gen_ai.provider.name"] == "inferscope"
-        assert said["gen_ai.request.model"] == "builtin"
+        ((labels, point),) = found[name]
+        assert labels["gen_ai.operation.name"] == "text_completion"
+        assert labels["gen_ai.provider.name"] == "inferscope"
+        assert labels["gen_ai.request.model"] == "builtin"
         assert point.count == len(of_all) > 50
         assert point.sum == pytest.approx(sum(of_all) / 1e9)
         assert tuple(point.explicit_bounds) == BOUNDS[name]
@@ -79,7 +79,7 @@ def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> No
         exporter.on_request(replace(finals.requests[2], joined_late=True))
         exporter.close()
         found = points(sink)["gen_ai.server.request.duration"]
-    assert {said.get("error.type"): point.count for said, point in found} == {
+    assert {labels.get("error.type"): point.count for labels, point in found} == {
         None: 1,
         "engine_lost": 1,
     }
@@ -132,9 +132,9 @@ def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(final
     for name, metric in found.items():
         assert metric.description
         (point,) = getattr(metric, metric.WhichOneof("data")).data_points
-        said = attributes(point.attributes)
-        assert (said["hw.id"], said["hw.name"]) == ("GPU-1b2c", "H200")
-        assert (said.get("hw.type") == "gpu") is (not name.startswith("hw.gpu."))
+        labels = attributes(point.attributes)
+        assert (labels["hw.id"], labels["hw.name"]) == ("GPU-1b2c", "H200")
+        assert (labels.get("hw.type") == "gpu") is (not name.startswith("hw.gpu."))
         assert 0 < point.start_time_unix_nano <= point.time_unix_nano
         values[name] = getattr(point, point.WhichOneof("value"))
     assert values == {
@@ -182,11 +182,11 @@ def test_each_of_several_devices_has_points_of_its_own(finals: Finals) -> None:
 
     def by_device(name: str) -> dict[tuple[str, str], float]:
         metric = found[name]
-        told = {}
+        values = {}
         for point in getattr(metric, metric.WhichOneof("data")).data_points:
-            said = attributes(point.attributes)
-            told[said["hw.id"], said["hw.name"]] = getattr(point, point.WhichOneof("value"))
-        return told
+            labels = attributes(point.attributes)
+            values[labels["hw.id"], labels["hw.name"]] = getattr(point, point.WhichOneof("value"))
+        return values
 
     assert by_device("hw.power") == {("GPU-1b2c", "H200"): 400.0, ("GPU-2", "H100"): 250.0}
     assert by_device("hw.gpu.utilization") == {("GPU-2", "H100"): 0.5}
@@ -206,19 +206,19 @@ def test_all_of_many_engines_are_reported(finals: Finals) -> None:
         for name in names:
             exporter.on_request(replace(finals.requests[0], engine_id=name))
         exporter.close()
-        told = {
+        instances = {
             attributes(group.resource.attributes)["service.instance.id"]
             for post in sink.metrics
             for group in post.resource_metrics
         }
-    assert told == names
+    assert instances == names
 
 
 def test_no_metrics_are_sent_unless_wanted(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url})
         exporter.open()
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
         assert exporter.num_sent == len(finals.requests)
         assert not sink.metrics

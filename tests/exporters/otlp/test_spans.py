@@ -110,8 +110,10 @@ def test_no_value_is_none_and_nothing_unknown_is_a_number(given_: Finished) -> N
     for span in (trace.root, *trace.children):
         assert None not in span.attributes.values()
         flops = {"prefill": request.prefill_flops, "decode": request.decode_flops}
-        told = None if request.joined_late else flops.get(span.name.removeprefix("inferscope."))
-        assert span.attributes.get("inferscope.flops") == told
+        expected_flops = (
+            None if request.joined_late else flops.get(span.name.removeprefix("inferscope."))
+        )
+        assert span.attributes.get("inferscope.flops") == expected_flops
     if request.prompt_tokens is None:
         assert "gen_ai.usage.input_tokens" not in trace.root.attributes
 

@@ -276,9 +276,9 @@ def test_uncertainty_and_method_are_attributes(finals: Finals) -> None:
         if not each.span.parent_span_id
     }
     assert by_id[alone.request_id]["inferscope.attribution.uncertainty"] == 0
-    told = by_id[shared.request_id]
-    assert told["inferscope.attribution.uncertainty"] == abs(engine.model_residual)
-    assert told["gen_ai.usage.reasoning.output_tokens"] == 3
+    span_attributes = by_id[shared.request_id]
+    assert span_attributes["inferscope.attribution.uncertainty"] == abs(engine.model_residual)
+    assert span_attributes["gen_ai.usage.reasoning.output_tokens"] == 3
 
 
 def test_a_breach_names_its_cause_and_is_no_goodput(finals: Finals) -> None:
@@ -300,7 +300,7 @@ def test_what_the_metrics_link_to_is_what_is_kept(finals: Finals) -> None:
         exporter = OtlpExporter({"endpoint": sink.url, "keep_share": 0.3})
         exporter.open()
         linked = {exporter.kept_trace(request) for request in finals.requests} - {None}
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
         assert linked == {root.span.trace_id.hex() for root in sink.roots()}
     assert 0 < len(linked) < len(finals.requests)
@@ -322,7 +322,7 @@ def test_bodies_are_compressed_by_default(sent: Sink, finals: Finals) -> None:
             {"endpoint": sink.url, "compression": "none", "headers": {"x-scope-orgid": "a"}}
         )
         exporter.open()
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
         assert len(sink.roots()) == len(finals.requests)
         assert all("Content-Encoding" not in headers for headers in sink.headers)
@@ -333,7 +333,7 @@ def test_exporting_again_gives_the_same_ids_and_times(sent: Sink, finals: Finals
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "service_name": "chat"})
         exporter.open()
-        finals.tell(exporter)
+        finals.export_to(exporter)
         exporter.close()
 
         def by_id(which: Sink) -> dict[bytes, bytes]:
@@ -447,13 +447,13 @@ def test_sampling_attributes_have_the_conventions_types(finals: Finals) -> None:
         *(("seed", "-3"), ("n", "2"), ("frequency_penalty", "0.1"), ("presence_penalty", "0")),
     }
     root = export(finals, [replace(finals.requests[0], attributes=dict(given))])[0]
-    told = {k: v for k, v in root.attributes.items() if k.startswith("gen_ai.request.")}
-    told = {k.removeprefix("gen_ai.request."): v for k, v in told.items()}
-    assert {k: v for k, v in told.items() if isinstance(v, float)} == {
+    settings = {k: v for k, v in root.attributes.items() if k.startswith("gen_ai.request.")}
+    settings = {k.removeprefix("gen_ai.request."): v for k, v in settings.items()}
+    assert {k: v for k, v in settings.items() if isinstance(v, float)} == {
         **{"temperature": 0.5, "top_p": 1.0, "top_k": 20.0},
         **{"frequency_penalty": 0.1, "presence_penalty": 0.0},
     }
-    whole = {k: v for k, v in told.items() if isinstance(v, int)}
+    whole = {k: v for k, v in settings.items() if isinstance(v, int)}
     assert whole == {"max_tokens": 64, "seed": -3, "choice.count": 2}
 
 
@@ -461,8 +461,8 @@ def test_what_is_no_number_is_no_setting(finals: Finals) -> None:
     secret = "a prompt, by mistake"
     given = {"max_tokens": secret, "seed": "9" * 30, "temperature": "nan", "top_p": "", "n": "1"}
     root = export(finals, [replace(finals.requests[0], attributes=given)])[0]
-    told = {k for k in root.attributes if k.startswith("gen_ai.request.")}
-    assert told == {"gen_ai.request.id", "gen_ai.request.model"}
+    keys = {k for k in root.attributes if k.startswith("gen_ai.request.")}
+    assert keys == {"gen_ai.request.id", "gen_ai.request.model"}
     assert secret not in root.attributes.values()
 
 
@@ -563,13 +563,13 @@ def test_synthetic_recordings_say_so_and_unknown_engines_have_no_model(finals: F
         exporter.on_request(unknown)
         exporter.on_snapshot(changed(finals.view, engines=(changed(engine, is_synthetic=True),)))
         exporter.close()
-        told, untold = sink.roots()
-    assert told.resource["inferscope.synthetic"] is True
-    assert "inferscope.synthetic" not in untold.resource
-    assert untold.name == "text_completion"
-    assert untold.resource["service.instance.id"] == "another"
-    assert not any("model" in name for name in untold.attributes if name.startswith("gen_ai.re"))
-    assert told.span.trace_id != untold.span.trace_id
+        synthetic, real = sink.roots()
+    assert synthetic.resource["inferscope.synthetic"] is True
+    assert "inferscope.synthetic" not in real.resource
+    assert real.name == "text_completion"
+    assert real.resource["service.instance.id"] == "another"
+    assert not any("model" in name for name in real.attributes if name.startswith("gen_ai.re"))
+    assert synthetic.span.trace_id != real.span.trace_id
 
 
 def test_environment_may_name_the_resource(finals: Finals, monkeypatch: pytest.MonkeyPatch) -> None:

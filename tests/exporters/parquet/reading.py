@@ -45,8 +45,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     assert not shares, "slices of no step"
     requests = []
     for row in table(folder, "requests").to_pylist():
-        told = _normalized(row)
-        requests.append({"kind": "request", **told, **{name: dict(told[name]) for name in _MAPS}})
+        normalized = _normalized(row)
+        requests.append(
+            {"kind": "request", **normalized, **{name: dict(normalized[name]) for name in _MAPS}}
+        )
     return steps + requests
 
 

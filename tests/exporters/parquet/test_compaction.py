@@ -137,10 +137,10 @@ def test_files_of_an_earlier_release_are_merged_with_those_of_this_one(tmp_path:
     shutil.copy(older, path.with_name("mine-000000-00000000.parquet"))
     assert compact(path.parent, "slices", settings)
     (merged,) = files(tmp_path, "slices")
-    told = pq.ParquetFile(merged).read()
-    assert told.schema.equals(SCHEMAS["slices"])
-    assert told["ns"].to_pylist() == before["ns"].to_pylist() + new["ns"].to_pylist()
-    assert told["synthetic"].to_pylist() == [None] * len(before) + new["synthetic"].to_pylist()
+    table = pq.ParquetFile(merged).read()
+    assert table.schema.equals(SCHEMAS["slices"])
+    assert table["ns"].to_pylist() == before["ns"].to_pylist() + new["ns"].to_pylist()
+    assert table["synthetic"].to_pylist() == [None] * len(before) + new["synthetic"].to_pylist()
 
 
 def test_merged_files_are_bounded(tmp_path: Path) -> None:

@@ -269,10 +269,12 @@ def test_a_collectors_files_are_the_export_of_the_same_run(tmp_path: Path) -> No
         eventually(lambda: collector.scrape().total("inferscope_requests_total") == 2)
         engine.do("quit")
         assert collector.stop() == 0
-        assert f"parquet: writes requests, steps, slices to {files}" in collector.said()
-    told = exported(rings, tmp_path / "run.jsonl")
+        assert f"parquet: writes requests, steps, slices to {files}" in collector.log()
+    exported_rows = exported(rings, tmp_path / "run.jsonl")
     found = lines(files)
     for kind in ("step", "request"):
-        assert [r for r in found if r["kind"] == kind] == [r for r in told if r["kind"] == kind]
+        assert [r for r in found if r["kind"] == kind] == [
+            r for r in exported_rows if r["kind"] == kind
+        ]
     rows = table(files, "requests").to_pylist()
     assert {row["host"] for row in rows} == {"here"}

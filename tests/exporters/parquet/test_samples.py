@@ -38,7 +38,7 @@ Row = dict[str, Any]
 class Requests:
     """A sink that keeps requests."""
 
-    told: list[FinalRequest] = field(default_factory=list)
+    finished: list[FinalRequest] = field(default_factory=list)
 
     def on_step(self, step: FinalStep) -> None:
         """Leave a step be."""
@@ -46,7 +46,7 @@ class Requests:
     def on_request(self, request: FinalRequest) -> None:
         """Keep a request that is known from its beginning."""
         if not request.joined_late:
-            self.told.append(request)
+            self.finished.append(request)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def test_what_does_not_add_up_is_found(asked: Asked, tmp_path: Path) -> None:
     source = open_source(SAMPLE, sinks=(requests,))
     catch_up(source)
     source.close()
-    whole, other = requests.told[:2]
+    whole, other = requests.finished[:2]
     exporter.on_request(whole)
     exporter.on_request(replace(other, delivered_ns=other.delivered_ns + 5))
     exporter.close()

@@ -44,12 +44,12 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_step_and_request_is_that_of_the_json_lines(sample: Path, tmp_path: Path) -> None:
-    told = exported(SAMPLE, tmp_path / "demo.jsonl")
-    told = [row for row in told if row["kind"] in ("step", "request")]
-    assert sum(row["kind"] == "request" for row in told) > 10
+    rows = exported(SAMPLE, tmp_path / "demo.jsonl")
+    rows = [row for row in rows if row["kind"] in ("step", "request")]
+    assert sum(row["kind"] == "request" for row in rows) > 10
     found = lines(sample)
     for kind in ("step", "request"):
-        assert [r for r in found if r["kind"] == kind] == [r for r in told if r["kind"] == kind]
+        assert [r for r in found if r["kind"] == kind] == [r for r in rows if r["kind"] == kind]
 
 
 def test_dictionaries_are_of_all_but_what_seldom_comes_again(sample: Path) -> None:
@@ -88,8 +88,8 @@ def test_the_rows_know_model_and_wall_time(sample: Path) -> None:
     for row in table(sample, "requests").to_pylist():
         assert (row["model"], row["synthetic"]) == (engine.model, engine.is_synthetic)
         for edge in ("arrived", "delivered"):
-            told_ns = round(row[f"{edge}_utc"].timestamp() * 1e6) * 1000 - row[f"{edge}_ns"]
-            assert min(abs(told_ns - offset_ns) for offset_ns in offsets_ns) < 2_000_000
+            difference_ns = round(row[f"{edge}_utc"].timestamp() * 1e6) * 1000 - row[f"{edge}_ns"]
+            assert min(abs(difference_ns - offset_ns) for offset_ns in offsets_ns) < 2_000_000
 
 
 def test_only_the_owner_can_read_them(sample: Path) -> None:
@@ -110,9 +110,9 @@ def test_rows_stand_in_the_hour_they_belong_to(tmp_path: Path) -> None:
             at = datetime.fromtimestamp(T0_S + hour * HOUR_S, timezone.utc)
             assert file.parent.name == f"hour={at:%H}"
             assert file.parent.parent.name == f"date={at:%Y-%m-%d}"
-            told = pq.ParquetFile(file).read()
-            assert told.num_rows == rows_an_hour
-            assert {each.hour for each in told["started_utc"].to_pylist()} == {at.hour}
+            table_read = pq.ParquetFile(file).read()
+            assert table_read.num_rows == rows_an_hour
+            assert {each.hour for each in table_read["started_utc"].to_pylist()} == {at.hour}
     assert table(tmp_path, "steps")["step"].to_pylist() == list(range(30))
 
 
@@ -122,17 +122,17 @@ def test_adapters_and_transfers_are_those_of_the_json_lines(tmp_path: Path) -> N
     catch_up(source)
     source.close()
     moved = KvTransfer(5, 9, 4096, "10.0.0.7:5600"), KvTransfer(6, 9, 512, "prefill-0", "theirs")
-    told = [
+    finished = [
         replace(finals.requests[0], adapter="sql", transfers=moved),
         replace(finals.requests[1], adapter="", transfers=()),
     ]
     exporter = FolderExport(tmp_path)
     exporter.on_snapshot(look(0))
-    for request in told:
+    for request in finished:
         exporter.on_request(request)
     exporter.close()
     rows = table(tmp_path, "requests").to_pylist()
-    for row, line in zip(rows, map(request_row, told), strict=True):
+    for row, line in zip(rows, map(request_row, finished), strict=True):
         assert {name: row[name] for name in ("request", "adapter", "transfers")} == {
             name: line[name] for name in ("request", "adapter", "transfers")
         }
@@ -222,6 +222,6 @@ def test_columns_are_those_of_the_list() -> None:
     """A new one comes at the end of its table; who reads older files finds all others in place."""
     from inferscope_parquet.tables import SCHEMAS
 
-    told = [f"{name} {field.name} {field.type}" for name in SCHEMAS for field in SCHEMAS[name]]
+    columns = [f"{name} {field.name} {field.type}" for name in SCHEMAS for field in SCHEMAS[name]]
     listed = Path(__file__).parents[2] / "golden" / "parquet.txt"
-    assert told == listed.read_text(encoding="utf-8").splitlines()
+    assert columns == listed.read_text(encoding="utf-8").splitlines()

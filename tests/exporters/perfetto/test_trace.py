@@ -42,27 +42,27 @@ class Sample:
     """The sample: its trace, its lines, its records."""
 
     def __init__(self, folder: Path) -> None:
-        told = ParsedTrace()
+        parsed = ParsedTrace()
         self.plans: list[StepPlan] = []
         self.requests: list[FinalRequest] = []
 
         class Sink:
             def on_step(_, step: FinalStep) -> None:
-                told.exporter.on_step(step)
+                parsed.exporter.on_step(step)
 
             def on_request(_, request: FinalRequest) -> None:
                 self.requests.append(request)
-                told.exporter.on_request(request)
+                parsed.exporter.on_request(request)
 
         def listen(ring: int, record: Record) -> None:
-            told.exporter.on_record(ring, record)
+            parsed.exporter.on_record(ring, record)
             if isinstance(record, StepPlan):
                 self.plans.append(record)
 
         source = open_source(SAMPLE, sinks=(Sink(),), listen=listen)
         catch_up(source)
         source.close()
-        self.trace = told.read()
+        self.trace = parsed.read()
         self.lines = exported(SAMPLE, folder / "demo.jsonl")
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -127,18 +127,18 @@ def test_counters_are_what_scheduler_and_steps_said(sample: Sample) -> None:
     for phase, num in tokens.items():
         assert sum(v for _, v in trace.counters[process, f"tokens in step {phase}"]) == num > 0
     for name, word in (("running", "running"), ("waiting", "waiting")):
-        told = [value for _, value in trace.counters[process, f"requests {name}"]]
-        assert told == [getattr(plan, word) for plan in sample.plans]
+        values = [value for _, value in trace.counters[process, f"requests {name}"]]
+        assert values == [getattr(plan, word) for plan in sample.plans]
     used = [(t + trace.origin_ns, value) for t, value in trace.counters[process, "KV blocks used"]]
     assert used == [(plan.start_ns, plan.blocks_used) for plan in sample.plans]
     assert max(value for _, value in used) > 0
 
 
 def test_steps_that_overlap_stand_beside_each_other() -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     for index, at_s in enumerate((0.0, 0.000_001, 0.000_002)):
-        told.exporter.on_step(step(index, at_s))  # each is two microseconds long
-    tracks = told.read().of("steps of engine")
+        parsed.exporter.on_step(step(index, at_s))  # each is two microseconds long
+    tracks = parsed.read().of("steps of engine")
     assert {name: [number(each) for each in track] for name, track in tracks.items()} == {
         "rank 0": [0, 2],
         "rank 0, overlapping (1)": [1],
@@ -146,11 +146,11 @@ def test_steps_that_overlap_stand_beside_each_other() -> None:
 
 
 def test_replicas_have_tracks_and_counters_of_their_own() -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     for rank in (0, 1):
         for dp_rank in (0, 1):
-            told.exporter.on_step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
-    trace = told.read()
+            parsed.exporter.on_step(replace(step(0, 0), dp_rank=dp_rank, rank=rank))
+    trace = parsed.read()
     assert set(trace.of("steps of engine")) == {
         "rank 0",
         "rank 1",
@@ -169,9 +169,9 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
     assert first_ns is not None
     assert last_ns is not None
     middle_ns = (first_ns + last_ns) // 2
-    told = ParsedTrace()
-    told.exporter.on_request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
-    trace = told.read()
+    parsed = ParsedTrace()
+    parsed.exporter.on_request(replace(request, preempted_ns=((first_ns - 5, middle_ns),)))
+    trace = parsed.read()
     ((track,),) = trace.of(f"requests of {request.engine_id}").values()
     out = [
         (phase.name, each.end_ns - each.start_ns) for phase in track.inside for each in phase.inside
@@ -182,12 +182,12 @@ def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
 def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> None:
     request = sample.requests[0]
     at_ns = request.arrived_ns
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     first = KvTransfer(at_ns + 10, at_ns + 30, 4096, "10.0.0.7:5600")
     second = KvTransfer(at_ns + 20, at_ns + 40, 512, "prefill-0", "theirs")
     named = replace(request, external_id="mine", adapter="sql", transfers=(first, second))
-    told.exporter.on_request(named)
-    trace = told.read()
+    parsed.exporter.on_request(named)
+    trace = parsed.read()
     tracks = trace.of(f"requests of {request.engine_id}")
     assert tracks["mine"][0].args["adapter"] == "sql"
     ((one,), (other,)) = (
@@ -203,22 +203,26 @@ def test_blocks_from_another_worker_stand_beside_the_request(sample: Sample) -> 
 
 
 def test_requests_of_one_name_at_one_time_stand_beside_each_other(sample: Sample) -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     for _ in range(2):
-        told.exporter.on_request(replace(sample.requests[0], external_id="same"))
-    tracks = told.read().of(f"requests of {sample.requests[0].engine_id}")
+        parsed.exporter.on_request(replace(sample.requests[0], external_id="same"))
+    tracks = parsed.read().of(f"requests of {sample.requests[0].engine_id}")
     assert set(tracks) == {"same", "same, overlapping (1)"}
 
 
 def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     at_ns = 10 * SECOND_NS
     values = {"sm_active_share": 0.5, "dram_read_bytes": 1e9, "power_w": 300.0, "pid": 7.0}
     sample = CounterSample(at_ns, "GPU-1", at_ns - SECOND_NS // 2, at_ns, "gpm", values)
-    told.exporter.on_record(1, RingOpened(0, 1, "", "sampler", 0, 1, "", "", 0, 0, synthetic=True))
-    told.exporter.on_record(1, sample)
-    told.exporter.on_record(1, CounterSample(at_ns, "", at_ns - 1, at_ns, "host", {"cpu_ns": 1.0}))
-    trace = told.read()
+    parsed.exporter.on_record(
+        1, RingOpened(0, 1, "", "sampler", 0, 1, "", "", 0, 0, synthetic=True)
+    )
+    parsed.exporter.on_record(1, sample)
+    parsed.exporter.on_record(
+        1, CounterSample(at_ns, "", at_ns - 1, at_ns, "host", {"cpu_ns": 1.0})
+    )
+    trace = parsed.read()
     assert {name: [v for _, v in values] for (_, name), values in trace.counters.items()} == {
         "busy (gpm) sm_active_share": [0.5],
         "memory traffic (gpm) dram_read_bytes_per_s": [2e9],
@@ -229,12 +233,12 @@ def test_samples_of_a_device_are_counters_and_amounts_are_rates() -> None:
 
 
 def test_replicas_have_separate_scheduler_counters() -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     for ring, replica in ((1, 0), (2, 1)):
-        told.exporter.on_record(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
-        told.exporter.on_record(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
-        told.exporter.on_record(ring, StepPlan(5, 0, 3, 4, 1, 2 + replica, 0, 0, 0))
-    trace = told.read()
+        parsed.exporter.on_record(0, RingOpened(0, ring, "e", "core", 0, 1, "", "", 0, 0))
+        parsed.exporter.on_record(ring, EngineInfo(0, "engine", ranks=(0, 0, replica, 0)))
+        parsed.exporter.on_record(ring, StepPlan(5, 0, 3, 4, 1, 2 + replica, 0, 0, 0))
+    trace = parsed.read()
     assert trace.counters["steps of e", "requests running"][0][1] == 2
     assert trace.counters["steps of e", "replica 1 requests running"][0][1] == 3
     assert not [name for _, name in trace.counters if "KV" in name], "there are none to be used"
@@ -253,14 +257,14 @@ def test_the_trace_begins_at_0_with_the_first_record_of_a_process(sample: Sample
 
 
 def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() -> None:
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
-    told.exporter.on_record(0, opened)
-    told.exporter.on_record(1, EngineInfo(10 * SECOND_NS, "engine"))
-    told.exporter.on_step(step(0, 9))
-    told.exporter.on_step(step(1, 10 - 500e-9))
-    told.exporter.on_step(step(2, 11))
-    trace = told.read()
+    parsed.exporter.on_record(0, opened)
+    parsed.exporter.on_record(1, EngineInfo(10 * SECOND_NS, "engine"))
+    parsed.exporter.on_step(step(0, 9))
+    parsed.exporter.on_step(step(1, 10 - 500e-9))
+    parsed.exporter.on_step(step(2, 11))
+    trace = parsed.read()
     assert trace.origin_ns == 10 * SECOND_NS
     (track,) = trace.of("steps of engine").values()
     assert [each.name.rpartition(" ")[2] for each in track] == ["1", "2"]
@@ -272,9 +276,9 @@ def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() 
 
 def test_a_machine_that_is_up_for_years_makes_no_difference(sample: Sample) -> None:
     years_ns = 20 * 365 * 86_400 * SECOND_NS
-    told = ParsedTrace()
+    parsed = ParsedTrace()
     for index in range(100):
-        told.exporter.on_step(step(index, (years_ns + index * 777_777) / SECOND_NS))
-    trace = told.read()
+        parsed.exporter.on_step(step(index, (years_ns + index * 777_777) / SECOND_NS))
+    trace = parsed.read()
     (track,) = trace.of("steps of engine").values()
     assert all(each.end_ns - each.start_ns == 2000 for each in track)

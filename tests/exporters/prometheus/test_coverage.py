@@ -121,11 +121,11 @@ def test_an_engine_is_asked_again_and_again() -> None:
 @contextmanager
 def covering(urls: dict[str, str], theirs: dict[str, int]) -> Iterator[Coverage]:
     """Read pages whose counts grow by a step at every read."""
-    told = dict.fromkeys(theirs, 0)
+    counts = dict.fromkeys(theirs, 0)
 
     def finished_of(url: str) -> float:
-        told[url] += theirs[url]
-        return float(told[url])
+        counts[url] += theirs[url]
+        return float(counts[url])
 
     coverage = Coverage(urls, finished_of=finished_of, every_s=0.002, behind_s=0.001)
     try:

@@ -38,8 +38,8 @@ class Exported:
         self.exporter = PrometheusExporter({"port": 0, **settings})
         self.exporter.open()
 
-    def tell(self, *told: FinalStep | FinalRequest, view: Snapshot | None) -> None:
-        for each in told:
+    def export_to(self, *finals: FinalStep | FinalRequest, view: Snapshot | None) -> None:
+        for each in finals:
             if isinstance(each, FinalStep):
                 self.exporter.on_step(each)
             else:
@@ -75,9 +75,9 @@ def exported() -> Any:
 
 def with_tenants(finals: Finals) -> list[FinalStep | FinalRequest]:
     """Return what became final, every third request one of `a`, every fifth one of `b`."""
-    told: list[FinalStep | FinalRequest] = []
+    finished: list[FinalStep | FinalRequest] = []
     num = 0
-    for each in finals.told:
+    for each in finals.in_order:
         if isinstance(each, FinalRequest):
             tenant = {0: "a", 1: "b"}.get(num % 3)
             if tenant is not None:
@@ -85,8 +85,8 @@ def with_tenants(finals: Finals) -> list[FinalStep | FinalRequest]:
             if num % 10 == 9:
                 each = changed(each, finish="client_cancel")
             num += 1
-        told.append(each)
-    return told
+        finished.append(each)
+    return finished
 
 
 def test_tenants_waste_and_idle_sum_to_the_devices_hours_at_their_price(
@@ -95,7 +95,7 @@ def test_tenants_waste_and_idle_sum_to_the_devices_hours_at_their_price(
     assert finals.view is not None
     (view,) = finals.view.engines
     it = exported(price_per_gpu_hour=PRICE, tenants=["a"])
-    it.tell(*with_tenants(finals), view=finals.view)
+    it.export_to(*with_tenants(finals), view=finals.view)
     scrape = it.scrape()
     wall_ns = sum(device.wall_ns for device in view.devices)
     whole = wall_ns / 1e9 * PRICE / 3600
@@ -108,7 +108,7 @@ def test_tenants_waste_and_idle_sum_to_the_devices_hours_at_their_price(
         scrape.total("inferscope_cost_dollars_total", tenant=each) for each in ("waste", "idle")
     )
     assert used * PRICE / 3600 + unused == pytest.approx(whole, rel=1e-3)
-    tenants = {said["tenant"] for said, _ in scrape.all("inferscope_tenant_gpu_seconds_total")}
+    tenants = {labels["tenant"] for labels, _ in scrape.all("inferscope_tenant_gpu_seconds_total")}
     assert tenants == {"a", "b", "none", "other"}
     for tenant in ("a", "b", "none"):
         assert scrape.total("inferscope_tenant_gpu_seconds_total", tenant=tenant) > 0
@@ -116,7 +116,7 @@ def test_tenants_waste_and_idle_sum_to_the_devices_hours_at_their_price(
 
 def test_tokens_by_tenant_sum_to_those_of_requests(finals: Finals, exported: Any) -> None:
     it = exported()
-    it.tell(*with_tenants(finals), view=finals.view)
+    it.export_to(*with_tenants(finals), view=finals.view)
     scrape = it.scrape()
     requests = finals.requests
     for kind, num in (
@@ -184,9 +184,9 @@ def test_a_request_of_which_a_part_was_missed_is_billed(finals: Finals, exported
     it = exported()
     late = [
         changed(each, joined_late=True) if isinstance(each, FinalRequest) else each
-        for each in finals.told
+        for each in finals.in_order
     ]
-    it.tell(*late, view=finals.view)
+    it.export_to(*late, view=finals.view)
     scrape = it.scrape()
     assert scrape.total("inferscope_requests_total") == 0
     assert scrape.total("inferscope_tenant_gpu_seconds_total") > 0
@@ -207,7 +207,7 @@ def test_drafts_are_accepted_or_rejected(finals: Finals, exported: Any) -> None:
         tokens=step.tokens * 0 + 6,
     )
     plain = changed(drafted, step=10**6 + 1, phases=step.phases * 0 + DECODE)
-    it.tell(drafted, changed(drafted, rank=1), plain, request, view=finals.view)
+    it.export_to(drafted, changed(drafted, rank=1), plain, request, view=finals.view)
     scrape = it.scrape()
     assert scrape.one("inferscope_spec_tokens_total", result="accepted") == 3
     assert scrape.one("inferscope_spec_tokens_total", result="rejected") == 2
@@ -216,7 +216,7 @@ def test_drafts_are_accepted_or_rejected(finals: Finals, exported: Any) -> None:
 def test_every_event_counter_is_there_before_its_first_event(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     it = exported(price_per_gpu_hour=1)
-    it.tell(view=finals.view)
+    it.export_to(view=finals.view)
     scrape = it.scrape()
     for name, label, words in (
         ("requests", "finish_reason", FINISHES),
@@ -225,20 +225,20 @@ def test_every_event_counter_is_there_before_its_first_event(finals: Finals, exp
         ("spec_tokens", "result", names.SPEC_RESULTS),
         ("tenant_tokens", "kind", names.TENANT_TOKENS),
     ):
-        told = scrape.all(f"inferscope_{name}_total")
-        assert {said[label] for said, _ in told} == set(words)
-        assert {value for _, value in told} == {0.0}
+        series = scrape.all(f"inferscope_{name}_total")
+        assert {labels[label] for labels, _ in series} == set(words)
+        assert {value for _, value in series} == {0.0}
 
 
 def test_demand_is_exported_for_live_engines_only(finals: Finals, exported: Any) -> None:
     assert finals.view is not None
     (view,) = finals.view.engines
     it = exported()
-    it.tell(view=finals.view)
+    it.export_to(view=finals.view)
     assert it.scrape().all("inferscope_headroom_ratio") == []
     alive = replace(view, is_alive=True, health=replace(view.health, probe_state="on"))
     now = replace(finals.view, engines=(alive,), mono_ns=view.through_ns)
-    it.tell(view=now)
+    it.export_to(view=now)
     scrape = it.scrape()
     assert scrape.one("inferscope_queued_prompt_tokens") == 0
     assert scrape.one("inferscope_predicted_queue_seconds") == 0
@@ -251,8 +251,8 @@ def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
             "prometheus": PrometheusExporter({"port": 0}),
             "otlp": OtlpExporter({"endpoint": sink.url}),
         }
-        said: list[str] = []
-        exporter_set = ExporterSet(exporters, log_line=said.append)
+        lines: list[str] = []
+        exporter_set = ExporterSet(exporters, log_line=lines.append)
         exporter_set.open()
         try:
             assert finals.view is not None
@@ -275,26 +275,26 @@ def test_drops_of_other_exporters_are_exported(finals: Finals) -> None:
             eventually(lambda: dropped() == 10)
         finally:
             exporter_set.close()
-        assert len(said) == 2, said
+        assert len(lines) == 2, lines
 
 
 def test_adapters_sum_to_tenants_and_are_absent_without_adapters(
     finals: Finals, exported: Any
 ) -> None:
     it = exported()
-    it.tell(*finals.told, view=finals.view)
+    it.export_to(*finals.in_order, view=finals.view)
     assert "inferscope_adapter" not in it.scrape().text
     it = exported(most_tenants=2)
-    told, num = list[FinalStep | FinalRequest](), 0
-    for each in finals.told:
+    finished, num = list[FinalStep | FinalRequest](), 0
+    for each in finals.in_order:
         if isinstance(each, FinalRequest):
             each = changed(each, adapter=("", "sql", "legal")[num % 3])
             num += 1
-        told.append(each)
-    it.tell(*told, view=finals.view)
+        finished.append(each)
+    it.export_to(*finished, view=finals.view)
     scrape = it.scrape()
-    said = {said["adapter"] for said, _ in scrape.all("inferscope_adapter_gpu_seconds_total")}
-    assert {"none", "other", "sql"} <= said
+    labels = {labels["adapter"] for labels, _ in scrape.all("inferscope_adapter_gpu_seconds_total")}
+    assert {"none", "other", "sql"} <= labels
     for phase in ("prefill", "decode"):
         whole = scrape.total("inferscope_tenant_gpu_seconds_total", phase=phase)
         by_adapter = scrape.total("inferscope_adapter_gpu_seconds_total", phase=phase)
@@ -310,7 +310,7 @@ def test_synthetic_engines_are_marked(finals: Finals, exported: Any) -> None:
     (engine,) = finals.view.engines
     made_up = replace(engine, engine_id="pretender", is_synthetic=True)
     it = exported()
-    it.tell(view=replace(finals.view, engines=(engine, made_up)))
+    it.export_to(view=replace(finals.view, engines=(engine, made_up)))
     scrape = it.scrape()
     (labels, _) = scrape.of_engine("pretender").all("inferscope_engine_info")[0]
     assert labels["synthetic"] == "true"
@@ -371,10 +371,10 @@ def test_an_exemplar_keeps_its_time_until_the_wall_clock_is_set(finals: Finals) 
             samples = [sample for family in families for sample in family.samples]
             return [float(each.exemplar.timestamp) for each in samples if each.exemplar]
 
-        told = times(0)
-        assert len(told) > 10
-        assert times(700_000) == times(-700_000) == told
+        exemplar_times = times(0)
+        assert len(exemplar_times) > 10
+        assert times(700_000) == times(-700_000) == exemplar_times
         later = times(10**9)
-        assert [round(at_s - 1, 3) for at_s in later] == told
+        assert [round(at_s - 1, 3) for at_s in later] == exemplar_times
     finally:
         exporter.close()

@@ -105,7 +105,7 @@ def test_a_token_that_changes_counts_at_once_and_a_broken_one_never(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "told"),
+    ("content", "mode", "message"),
     [
         ("short", 0o600, "holds no valid token"),
         ("two words of a token", 0o600, "holds no valid token"),
@@ -114,13 +114,13 @@ def test_a_token_that_changes_counts_at_once_and_a_broken_one_never(tmp_path: Pa
     ],
 )
 def test_a_token_file_that_is_none_is_refused_without_being_repeated(
-    tmp_path: Path, content: str | None, mode: int, told: str
+    tmp_path: Path, content: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content, encoding="ascii")
         path.chmod(mode)
-    with pytest.raises(BadInput, match=told) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         MetricsServer(read_settings({"port": 0, "token_file": str(path)}), lambda is_open: b"")
     assert content is None or content not in str(caught.value)
 
@@ -365,7 +365,7 @@ def test_a_kept_connection_ends_with_the_certificates_of_its_handshake(
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"prot": 1}, "Did you mean port"),
         ({"host": ""}, "host is ''"),
@@ -382,8 +382,8 @@ def test_a_kept_connection_ends_with_the_certificates_of_its_handshake(
         ({"engine_metrics": ["x"]}, "engine_metrics must be a mapping"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named(section: dict[str, object], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_settings_that_cannot_be_used_are_named(section: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         read_settings(section)
 
 
