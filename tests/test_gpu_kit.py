@@ -146,7 +146,7 @@ def test_the_table_is_there_after_every_part_and_nothing_else_is_left(
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_dry_run_measures_what_a_cpu_can_and_says_what_the_others_need(tmp_path: Path) -> None:
+def test_a_dry_run_measures_what_a_cpu_can_and_states_what_the_others_need(tmp_path: Path) -> None:
     command = [sys.executable, str(KIT / "run.py"), "--out", str(tmp_path), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -30,7 +30,7 @@ def test_each_package_that_is_asked_for_is_listed_with_its_extra() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_its_licence_is_what_it_says_of_itself(name: str) -> None:
+def test_its_licence_is_the_one_in_its_metadata(name: str) -> None:
     try:
         metadata_of = metadata.metadata(name)
     except metadata.PackageNotFoundError:

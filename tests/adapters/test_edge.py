@@ -166,7 +166,7 @@ def test_a_client_may_declare_the_parts_of_its_prompt(watched: Watched) -> None:
     assert parts == [(("system", 2), ("other", 2), ("user", 1)), (("user", 5),), (("user", 5),)]
 
 
-def test_parts_that_cannot_be_read_are_said_once_and_the_request_goes_on(
+def test_parts_that_cannot_be_read_are_reported_once_and_the_request_goes_on(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     canary = "a-word-of-the-prompt"
@@ -351,7 +351,7 @@ def _call(app: Callable[..., Awaitable[None]]) -> Coroutine[Any, Any, None]:
 
 
 @pytest.mark.parametrize("status", [200, 400, 429, 500, 503])
-def test_a_request_that_was_joined_ends_as_its_status_says(watched: Watched, status: int) -> None:
+def test_a_request_that_was_joined_ends_with_its_status(watched: Watched, status: int) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert watched.front.edge is not None
         watched.front.edge.join("engine-1", prompt_tokens=3)

@@ -167,7 +167,7 @@ def test_a_missing_engine_is_missing_as_ever(program: Path) -> None:
     assert "ModuleNotFoundError: No module named 'toy_engine'" in done.stderr
 
 
-def test_a_faulty_observer_is_said_and_the_program_runs(program: Path) -> None:
+def test_a_faulty_observer_is_reported_and_the_program_runs(program: Path) -> None:
     done = run_program(program, IMPORT + "import toy_engine\nprint('over')", observer="faulty")
     assert done.returncode == 0
     assert done.stdout == "engine runs\nover\n"

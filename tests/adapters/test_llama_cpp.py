@@ -278,7 +278,7 @@ def test_interrupts_at_all_lines_of_a_run_that_begins_cost_no_recorder() -> None
 
 
 @pytest.mark.parametrize("hook", ["eval_begins", "eval_ends", "yields", "ends", "_judge"])
-def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
+def test_a_fault_in_any_hook_changes_nothing_and_is_reported_once(
     hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_args: object) -> None:

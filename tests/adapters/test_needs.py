@@ -78,7 +78,7 @@ def patches(rings: Path) -> Iterator[Recording]:
         probe.close()
 
 
-def test_vllm_is_hooked_where_its_table_says(
+def test_vllm_is_hooked_where_its_table_has_it(
     patches: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_worker, "_is_last_stage", lambda: True)
@@ -116,7 +116,7 @@ def test_vllm_s_table_has_the_modules_that_are_waited_for_and_the_fields_that_ar
     assert set(scheduler.fields[0].names) == set(vllm_core._NEEDED)
 
 
-def test_sglang_is_hooked_where_its_table_says() -> None:
+def test_sglang_is_hooked_where_its_table_has_it() -> None:
     scheduler, front_end = SchedulerHooks(), FrontEndHooks()
     hooked: dict[str, set[str]] = defaultdict(set)
     hooked["the scheduler"] |= scheduler.by_target().keys()
@@ -154,7 +154,7 @@ def test_sglang_s_arguments_are_named_as_in_its_table(method: str, reader: Any) 
     assert tuple(named) == place.takes
 
 
-def test_transformers_is_hooked_where_its_table_says(
+def test_transformers_is_hooked_where_its_table_has_it(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers.cli.serving.server")
@@ -192,7 +192,7 @@ def test_transformers_is_hooked_where_its_table_says(
         assert hook.takes == (() if is_passing_on else place.takes)
 
 
-def test_batches_of_transformers_before_5_17_are_hooked_where_its_table_says(
+def test_batches_of_transformers_before_5_17_are_hooked_where_its_table_has_it(
     patches: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batching = pytest.importorskip("transformers.generation.continuous_batching.continuous_api")
@@ -206,7 +206,7 @@ def test_batches_of_transformers_before_5_17_are_hooked_where_its_table_says(
     assert wanted in patches.hooked
 
 
-def test_llama_cpp_is_hooked_where_its_table_says(patches: Recording) -> None:
+def test_llama_cpp_is_hooked_where_its_table_has_it(patches: Recording) -> None:
     class Llama:
         def generate(self, tokens: Any) -> None: ...
         def eval(self, tokens: Any) -> None: ...

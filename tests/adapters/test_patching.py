@@ -237,7 +237,7 @@ def test_patching_twice_is_patching_once(patches: Patches) -> None:
 
 
 @pytest.mark.parametrize("which", ["before", "after"])
-def test_a_fault_in_a_hook_is_said_once_and_switches_all_off(
+def test_a_fault_in_a_hook_is_reported_once_and_switches_all_off(
     patches: Patches, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[object] = []
@@ -323,7 +323,7 @@ def test_the_engines_own_exceptions_pass(patches: Patches) -> None:
     assert not seen
 
 
-def test_a_missing_place_is_unsupported_and_said_once(
+def test_a_missing_place_is_unsupported_and_reported_once(
     patches: Patches, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -32,7 +32,7 @@ recorders.take(model, lambda: (EngineInfo(0, "test"), HostTimer()))
 """
 
 
-def test_a_program_that_just_ends_says_goodbye_in_every_ring(tmp_path: Path) -> None:
+def test_a_program_that_just_ends_writes_a_shutdown_record_in_every_ring(tmp_path: Path) -> None:
     environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "INFERSCOPE_RING_MB": "1"}
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
     rings = list(tmp_path.glob("*/*.ring"))

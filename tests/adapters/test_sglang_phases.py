@@ -99,7 +99,7 @@ def test_a_stale_list_of_decoding_requests_changes_nothing_in_a_batch_that_decod
     assert {row.phase for row in rows(rows_of("DECODE", [part]))} <= {DECODE}
 
 
-def test_a_verified_batch_tells_what_was_proposed_and_accepted() -> None:
+def test_a_verified_batch_reports_what_was_proposed_and_accepted() -> None:
     part = Part(3, 100, 4, 20, sampled=4, accepted=2)
     for batch in (rows_of("TARGET_VERIFY", [part]), rows_of("DECODE", [part], is_verified=True)):
         assert rows(batch) == [Row(3, VERIFY, 4, 100, 0, 4, 3, 2)]

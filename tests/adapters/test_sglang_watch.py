@@ -196,7 +196,7 @@ sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sizes=sizes, pool=st.sampled_from([60, 80, 10_000]), overlap=st.booleans())
-def test_the_ring_tells_all_work_of_a_scheduler_and_changes_nothing(
+def test_the_ring_reports_all_work_of_a_scheduler_and_changes_nothing(
     sizes: list[tuple[int, int]],
     pool: int,
     overlap: bool,
@@ -286,7 +286,7 @@ def test_a_retraction_is_seen_and_its_work_counted_twice(tmp_path: Path, patches
     assert any(plan.preempted for plan in facts_of(StepPlan, path))
 
 
-def test_other_ranks_sign_what_the_core_tells(tmp_path: Path, patches: Patches) -> None:
+def test_other_ranks_sign_what_the_core_reports(tmp_path: Path, patches: Patches) -> None:
     paths = []
     for is_core in (True, False):
         kind, probe = watched(tmp_path, patches, name=f"is-core-{is_core}", is_core=is_core)
@@ -404,7 +404,7 @@ def test_an_extension_with_logprobs_computes_more_rows_of_logits(
     assert np.frombuffer(slices.sampled, dtype="<u2").tolist() == [5]
 
 
-def test_switched_off_and_on_between_steps_it_tells_the_right_contexts_again(
+def test_switched_off_and_on_between_steps_it_reports_the_right_contexts_again(
     tmp_path: Path, patches: Patches
 ) -> None:
     kind, probe = watched(tmp_path, patches)

@@ -27,7 +27,7 @@ def config(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**{**QWEN2, **changes})
 
 
-def test_a_dense_model_has_the_shape_its_configuration_says() -> None:
+def test_a_dense_model_has_the_shape_of_its_configuration() -> None:
     assert shape_of(config()) == Shape(4, 256, 4, 2, 64, 512, 4096, 16, 16, 16, tied=True)
 
 
@@ -111,7 +111,7 @@ REAL = {"Qwen2Config": (0, 0), "MistralConfig": (4096, 0), "Gemma2Config": (4096
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_transformers_own_configurations_say_which_layers_have_windows(name: str) -> None:
+def test_transformers_own_configurations_state_which_layers_have_windows(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     shape = shape_of(getattr(transformers, name)(), activation_bits=16)
     assert shape is not None

@@ -185,7 +185,7 @@ def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
 
 
 @pytest.mark.parametrize("num_blocks", [64, 9])
-def test_continuous_batching_tells_every_token_behind_launches_too(
+def test_continuous_batching_reports_every_token_behind_launches_too(
     num_blocks: int, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching_hooks, "is_asynchronous", lambda model: True)
@@ -588,7 +588,7 @@ def test_interrupts_at_all_lines_of_a_call_cost_no_later_call(model: Any) -> Non
     assert len(places) > 80
 
 
-def test_the_engine_says_what_it_is(model: Any) -> None:
+def test_the_engine_states_what_it_is(model: Any) -> None:
     with inferscope.observe(model) as seen:
         pass
     info = of(EngineInfo, seen.path)[0]
@@ -740,7 +740,7 @@ def test_an_observed_class_that_is_pickled_by_value_generates_as_before(tmp_path
         assert of(StepSlices, seen.path)
 
 
-def test_beams_are_unsupported_and_said_so_once(
+def test_beams_are_unsupported_and_reported_once(
     model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = one(model, num_beams=2)
@@ -800,7 +800,7 @@ HOOKS = [
     ("owner", "name", "way", "nth"),
     [(*hook, nth) for hook in HOOKS for nth in ((1,) if hook[2] == "batching" else (1, 3))],
 )
-def test_a_fault_in_any_hook_changes_nothing_and_is_said_once(
+def test_a_fault_in_any_hook_changes_nothing_and_is_reported_once(
     owner: type,
     name: str,
     way: str,

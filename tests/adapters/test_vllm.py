@@ -190,7 +190,7 @@ options = st.builds(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(options=options)
-def test_every_token_is_computed_once_or_said_to_be_recomputed(
+def test_every_token_is_computed_once_or_marked_as_recomputed(
     rings: Path, monkeypatch: pytest.MonkeyPatch, options: Options
 ) -> None:
     for ring in rings.glob("*"):
@@ -314,7 +314,7 @@ def test_a_pause_is_what_requests_wait_for(rings: Path, patches: Patches) -> Non
     assert all(each.ledger_ns["paused"] > 0 for each in finals.requests.values())
 
 
-def test_a_scheduler_that_does_not_tell_of_its_cache_is_observed_without_transfers(
+def test_a_scheduler_that_does_not_report_its_cache_is_observed_without_transfers(
     rings: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(vllm_core, "groups_of", lambda scheduler: [])
@@ -413,7 +413,7 @@ CROWD = Options(num_blocks=12, num_drafts=1, abort_every=9, lives=[(12, 9)] * 5,
 @pytest.mark.parametrize(
     ("owner", "hook"), FAULTS, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_fault_in_any_hook_is_said_once_and_changes_nothing(
+def test_a_fault_in_any_hook_is_reported_once_and_changes_nothing(
     rings: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

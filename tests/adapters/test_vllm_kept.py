@@ -177,7 +177,7 @@ def test_a_launch_that_hangs_is_in_the_ring_with_its_members_soon(
     assert {request.output_tokens for request in finals.requests.values()} == {12}
 
 
-def test_an_engine_that_pauses_between_two_steps_tells_of_the_last_one(
+def test_an_engine_that_pauses_between_two_steps_reports_the_last_one(
     rings: Path, patches: Patches
 ) -> None:
     worker, scheduler = engine_of(toy_vllm.config(TEAM), Request("a", 3, 9))
@@ -198,7 +198,7 @@ def test_an_engine_that_pauses_between_two_steps_tells_of_the_last_one(
     assert span.digest == slices.digest != 0
 
 
-def test_reports_say_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
+def test_reports_state_that_kept_facts_are_not_there_yet(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)
     assert probe.path is not None

@@ -718,7 +718,7 @@ def test_a_thousand_running_take_bounded_memory() -> None:
     ),
     st.sampled_from([0.0, 3.0]),
 )
-def test_what_each_adds_is_what_the_model_says_the_others_take_less(
+def test_what_each_adds_is_what_the_model_predicts_the_others_take_less(
     batches: list[list[tuple[int, int]]], padded_ns: float
 ) -> None:
     model = replace(model_of(per_token_ns=100.0, context_ns=2.0), padded_ns=padded_ns)

@@ -113,7 +113,7 @@ def test_without_the_minimal_set_it_passes_and_without_any_less_it_does_not(
 
 
 @given(lives, whole_spans, st.integers(0, 10**10))
-def test_its_causes_sum_to_what_it_took_and_each_says_whether_it_suffices(
+def test_its_causes_sum_to_what_it_took_and_each_states_whether_it_suffices(
     life: Lived, metric: Metric, limit_ns: int
 ) -> None:
     missed = breaches(life, [LatencyLimit(metric, limit_ns)])

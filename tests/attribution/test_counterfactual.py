@@ -176,7 +176,7 @@ def test_a_step_faster_than_the_model_scales_all_parts_down_alike() -> None:
     assert 2 * fast.decode_interference_ns == pytest.approx(usual.decode_interference_ns, abs=3)
 
 
-def test_a_model_that_says_nothing_explains_nothing() -> None:
+def test_a_model_without_numbers_explains_nothing() -> None:
     zeros = np.zeros(100)
     case = Case(
         [(1, 5, False, 0), (7, 0, True, 0)], StepModel("none", "fit", zeros, zeros, 0, 0, 0, 0, 0)

@@ -17,7 +17,7 @@ def padding_of(visible: list[int]) -> Cost:
 
 @settings(max_examples=80)
 @given(lengths)
-def test_padding_is_paid_as_the_shapley_value_says(visible: list[int]) -> None:
+def test_padding_is_split_by_the_shapley_value(visible: list[int]) -> None:
     paid = padding(np.array(visible, dtype=np.float64))
     np.testing.assert_allclose(paid, shapley(padding_of(visible), len(visible)), rtol=1e-9)
 

@@ -332,7 +332,9 @@ def test_by_fair_a_request_cut_in_pieces_pays_something_else() -> None:
 
 @settings(max_examples=40)
 @given(any_model, mixed(chunks=(0, 8), singles=(0, 60)))
-def test_columns_are_what_they_say(model: StepModel, step: tuple[StepTable, list[int]]) -> None:
+def test_columns_hold_what_their_names_state(
+    model: StepModel, step: tuple[StepTable, list[int]]
+) -> None:
     batch, prefills = step
     everybody = tuple(range(len(batch.context)))
     whole = whole_ns(model, batch)
@@ -369,7 +371,7 @@ def test_a_request_alone_pays_the_whole_step_by_any_rule(
     )
 
 
-def test_fair_is_what_shapley_says_of_a_padded_step() -> None:
+def test_a_padded_step_is_split_by_its_shapley_values() -> None:
     batch = batch_of([40, 1, 1, 1, 300, 1], [0, 40, 2900, 700, 90, 700], [0, 1, 1, 1, 0, 1])
     exact = shapley(partial(step_ns, MODELS["padded"], batch), 6)
     np.testing.assert_allclose(values("fair", MODELS["padded"], batch, [0, 4]), exact, rtol=1e-9)

@@ -311,5 +311,5 @@ def test_the_largest_remainders_are_rounded_up_the_first_of_equals_first() -> No
 
 
 @pytest.mark.parametrize("parts", [[0.0, 0.0, 0.0], [math.nan, 1.0, 1.0], [math.inf, 0.0, 1.0]])
-def test_parts_that_say_nothing_are_taken_as_equal(parts: list[float]) -> None:
+def test_parts_without_information_are_taken_as_equal(parts: list[float]) -> None:
     assert to_whole_ns(np.array(parts), 9).tolist() == [3, 3, 3]

@@ -146,6 +146,6 @@ def test_the_rules_page_for_what_is_owed_and_not_for_what_is_not_allowed(
     assert trust.firing(quiet, tmp_path) == {}
 
 
-def test_what_promtool_says_besides_is_no_silence(trust: ModuleType) -> None:
+def test_other_output_of_promtool_is_no_silence(trust: ModuleType) -> None:
     with pytest.raises(SystemExit, match="unknown field"):
         trust.parse_report("  FAILED:\nyaml: unknown field")

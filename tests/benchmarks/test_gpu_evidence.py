@@ -121,7 +121,7 @@ def test_edges_are_found_within_the_windows_that_a_load_fills_in_part(kit: Kit) 
     assert read.edges(30 * MS, 40 * MS) is None
 
 
-def test_copies_tell_their_share_and_edges_and_nothing_where_nothing_was_seen(kit: Kit) -> None:
+def test_copies_report_their_share_and_edges_and_nothing_where_nothing_was_seen(kit: Kit) -> None:
     start_ns, end_ns = 20.1 * MS, 30.3 * MS
     true = round(1.1 * BYTES_S * (end_ns - start_ns) / 1e9)
     burst = kit.bursts.Burst(start_ns, end_ns, true)
@@ -329,7 +329,7 @@ def in_turn(kit: Kit, turns: int) -> tuple[list[tuple[str, Any]], Any]:
     return phases, kit.watched.Traffic(samples(at_ns, traffic))
 
 
-def test_the_regression_of_collect_finds_what_short_windows_say(kit: Kit) -> None:
+def test_the_regression_of_collect_agrees_with_short_windows(kit: Kit) -> None:
     phases, counted = in_turn(kit, 14)
     found = kit.bytes.regress(phases, counted)
     assert found["num_windows"] >= 50
@@ -393,7 +393,7 @@ def test_the_table_of_ncu_is_added_up(kit: Kit) -> None:
         (table((READ, "byte", "n/a"), (WRITE, "byte", "1")), "n/a"),
     ],
 )
-def test_a_table_that_does_not_tell_is_refused(kit: Kit, text: str, reason: str) -> None:
+def test_a_table_without_information_is_refused(kit: Kit, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         kit.nsight.read_csv(text)
 
@@ -406,7 +406,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_a_step_is_counted_beside_what_the_model_says_of_it(
+def test_a_step_is_counted_beside_its_predicted_time(
     kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = table((READ, "byte", "900"), (WRITE, "byte", "100"))

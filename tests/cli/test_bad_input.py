@@ -27,7 +27,7 @@ def one_line(*arguments: str, rings: Path, code: int, **environment: str) -> str
     return lines[0]
 
 
-def test_nothing_to_attach_to_says_how_to_start_something(tmp_path: Path) -> None:
+def test_nothing_to_attach_to_states_how_to_start_something(tmp_path: Path) -> None:
     line = one_line("attach", rings=tmp_path, code=1)
     assert "no engine is running" in line
     assert "inferscope demo" in line
@@ -50,21 +50,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert str(missing) in line
 
 
-def test_a_file_that_is_no_recording_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_reported_as_such(tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.isr"
     stranger.write_bytes(b"PK\x03\x04 something else entirely")
     line = one_line("replay", str(stranger), "--check", rings=tmp_path, code=1)
     assert "is not an InferScope recording" in line
 
 
-def test_a_file_that_is_no_ring_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_ring_is_reported_as_such(tmp_path: Path) -> None:
     stranger = tmp_path / "core-0-1.ring"
     stranger.write_bytes(b"\0" * 8192)
     line = one_line("attach", str(stranger), "--once", rings=tmp_path / "none", code=1)
     assert "not a ring" in line
 
 
-def test_an_empty_folder_says_what_it_lacks(tmp_path: Path) -> None:
+def test_an_empty_folder_states_what_it_lacks(tmp_path: Path) -> None:
     line = one_line("export", str(tmp_path), "-o", "-", rings=tmp_path, code=1)
     assert "holds no readable rings" in line
 
@@ -171,7 +171,7 @@ def test_replay_needs_a_terminal(tmp_path: Path, demo: Run) -> None:
 
 
 @pytest.mark.parametrize(("module", "extra"), [("numpy", "reader"), ("torch", "engine")])
-def test_a_missing_extra_says_what_to_install(tmp_path: Path, module: str, extra: str) -> None:
+def test_a_missing_extra_states_what_to_install(tmp_path: Path, module: str, extra: str) -> None:
     missing = f"raise ModuleNotFoundError('not here', name='{module}')\n"
     (tmp_path / f"{module}.py").write_text(missing, encoding="utf-8")
     command = ["attach"] if module == "numpy" else ["demo", "--headless", "--out", str(tmp_path)]
@@ -187,7 +187,7 @@ def test_an_unknown_format_names_the_known_ones(tmp_path: Path, demo: Run) -> No
     assert "jsonl, parquet, perfetto" in line
 
 
-def test_a_damaged_recording_is_read_as_far_as_it_goes_and_says_so(
+def test_a_damaged_recording_is_read_as_far_as_it_goes_and_reported(
     tmp_path: Path, demo: Run
 ) -> None:
     content = bytearray((demo.folder / "demo.isr").read_bytes())
@@ -200,7 +200,7 @@ def test_a_damaged_recording_is_read_as_far_as_it_goes_and_says_so(
     assert done.stdout.count('"kind":"request"') > 5
 
 
-def test_a_recording_cut_off_in_the_middle_says_so(tmp_path: Path, demo: Run) -> None:
+def test_a_recording_cut_off_in_the_middle_is_reported_as_such(tmp_path: Path, demo: Run) -> None:
     content = (demo.folder / "demo.isr").read_bytes()
     cut = tmp_path / "cut.isr"
     cut.write_bytes(content[: len(content) * 2 // 3])

@@ -294,7 +294,7 @@ def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
         assert b"exited under load" in stderr
 
 
-def test_a_headless_demo_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_headless_demo_states_how_far_it_is(tmp_path: Path) -> None:
     with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, b"")

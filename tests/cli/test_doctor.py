@@ -24,7 +24,7 @@ from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
 
-def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_get_it(
+def test_every_row_states_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_get_it(
     tmp_path: Path,
 ) -> None:
     cache = str(tmp_path / "cache")
@@ -42,7 +42,7 @@ def test_every_row_says_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_g
 
 
 @pytest.mark.skipif(has_nvidia(), reason="for machines without a GPU")
-def test_a_machine_without_a_gpu_hears_so_once_and_of_nothing_that_a_gpu_would_have() -> None:
+def test_a_machine_without_a_gpu_gets_one_row_and_none_that_a_gpu_would_have() -> None:
     names = [finding.name for finding in devices([], num_threads=[1])]
     assert names == ["CPU, 1 thread", "GPU"]
 
@@ -64,7 +64,7 @@ def test_a_calibrated_cpu_is_fine_for_the_threads_it_was_calibrated_with(
     ("scope", "is_fine", "words"),
     [(0, True, "same user"), (1, False, "children"), (2, False, "root"), (3, False, "no process")],
 )
-def test_the_kernel_s_rule_on_tracing_is_said_in_words(
+def test_the_kernel_s_rule_on_tracing_is_reported_in_words(
     tmp_path: Path, scope: int, is_fine: bool, words: str
 ) -> None:
     present, absent = tmp_path / "scope", tmp_path / "absent"
@@ -75,7 +75,7 @@ def test_the_kernel_s_rule_on_tracing_is_said_in_words(
     assert ("sysctl" in finding.fix) is not is_fine
 
 
-def test_a_kernel_that_does_not_say_is_not_guessed_about(tmp_path: Path) -> None:
+def test_a_kernel_without_the_setting_is_not_guessed_about(tmp_path: Path) -> None:
     assert list(tracing(tmp_path / "no", tmp_path / "nor this")) == []
     (tmp_path / "odd").write_text("perhaps")
     assert list(tracing(tmp_path / "odd", tmp_path / "odd")) == []

@@ -50,7 +50,7 @@ def test_a_bare_pod_gets_every_line_that_the_sidecars_manifest_has(tmp_path: Pat
     assert lines_added["volumes"] == [{"name": "rings", "emptyDir": empty}]
 
 
-def test_a_pod_that_has_them_hears_of_nothing(tmp_path: Path) -> None:
+def test_a_pod_that_has_them_gets_no_advice(tmp_path: Path) -> None:
     env = {"INFERSCOPE_DIR": "/run/inferscope", "INFERSCOPE": "1", "INFERSCOPE_ENGINE_ID": "pod"}
     assert looked(tmp_path, _ROOT + _SHARED, **env) == {}
     assert list(looked(tmp_path, _ROOT, **env)) == ["pod: volume"]
@@ -59,7 +59,7 @@ def test_a_pod_that_has_them_hears_of_nothing(tmp_path: Path) -> None:
     assert list(looked(tmp_path, _ROOT + _SHARED, has_engine=False)) == ["pod: rings"]
 
 
-def test_outside_a_pod_nothing_is_said(tmp_path: Path) -> None:
+def test_outside_a_pod_nothing_is_reported(tmp_path: Path) -> None:
     assert list(pod({}, has_engine=True)) == []
     inside = inferscope("doctor", rings=tmp_path, **{IN_A_POD: "10.0.0.1"})
     assert (inside.returncode, inside.stderr) == (0, "")

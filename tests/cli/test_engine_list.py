@@ -43,7 +43,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         probe.close()
 
 
-def test_the_list_has_headings_and_says_which_engine_is_which(port: int, tmp_path: Path) -> None:
+def test_the_list_has_headings_and_states_which_engine_is_which(port: int, tmp_path: Path) -> None:
     done = inferscope("attach", "--once", rings=tmp_path)
     assert done.returncode == 1
     head, second, first, error = done.stderr.splitlines()
@@ -164,7 +164,7 @@ def test_a_list_fits_a_terminal_of_eighty_columns() -> None:
 
 
 @pytest.mark.usefixtures("port")
-def test_an_engine_that_has_ended_says_since_when() -> None:
+def test_an_engine_that_has_ended_states_since_when() -> None:
     ended = Probe.open(QWEN, engine_id="ended-d")
     ended.close()
     (engine,) = (each for each in find_engines() if each.engine_id == "ended-d")

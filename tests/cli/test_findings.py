@@ -109,7 +109,7 @@ def test_what_cannot_be_judged_is_one_line(tmp_path: Path) -> None:
     assert "no engine is running" in one_line("findings", rings=tmp_path, code=1)
 
 
-def test_why_says_which_objectives_were_missed_and_what_would_have_let_it_pass(
+def test_why_states_which_objectives_were_missed_and_what_would_have_let_it_pass(
     tmp_path: Path,
 ) -> None:
     asked = ("why", "fe-96", str(SAMPLE), "--ttft", "300ms", "--tpot", "20ms", "--e2e", "2s")

@@ -161,7 +161,7 @@ def test_a_server_without_a_tokenizer_makes_lengths_approximate(tmp_path: Path) 
     assert "the server sent no usage" in done.stdout
 
 
-def test_when_all_requests_fail_one_line_says_how(tmp_path: Path) -> None:
+def test_when_all_requests_fail_one_line_states_how(tmp_path: Path) -> None:
     body = b'{"error": {"message": "queue full"}}'
     with RawServer(saying(whole("429 Too Many Requests", body))) as server:
         done = load(server.url, "--requests", "3", "--rate", "50", "--json", rings=tmp_path)
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "cannot write /none/client.jsonl" in done.stderr
 
 
-def test_a_load_too_short_for_any_request_says_so(tmp_path: Path) -> None:
+def test_a_load_too_short_for_any_request_is_reported(tmp_path: Path) -> None:
     with RawServer(saying(ANSWER)) as server:
         done = load(server.url, "--rate", "0.001", "--duration", "0.1", rings=tmp_path)
     assert done.returncode == 1

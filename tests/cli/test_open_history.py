@@ -56,7 +56,7 @@ def test_why_explains_a_request_of_a_killed_server(killed: Killed) -> None:
     assert {row["cause"]: row["ns"] for row in report["rows"]} == request["ledger_ns"]
 
 
-def test_why_says_that_a_request_was_lost_with_its_engine(killed: Killed) -> None:
+def test_why_states_that_a_request_was_lost_with_its_engine(killed: Killed) -> None:
     lost = [row for row in killed.requests if row["finish"] == "engine_lost"]
     assert lost
     done = inferscope("why", lost[0]["request"], rings=killed.rings)
@@ -90,7 +90,7 @@ def test_several_matches_are_listed_newest_first_and_one_can_be_picked(killed: K
     assert "--pick is 9999" in beyond.stderr
 
 
-def test_no_match_says_where_it_looked(killed: Killed) -> None:
+def test_no_match_states_where_it_looked(killed: Killed) -> None:
     done = inferscope("why", "missing", rings=killed.rings)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -99,7 +99,7 @@ def test_no_match_says_where_it_looked(killed: Killed) -> None:
     assert "give a recording or a folder of rings" in line
 
 
-def test_no_match_in_a_recording_says_how_to_see_the_names(tmp_path: Path) -> None:
+def test_no_match_in_a_recording_states_how_to_see_the_names(tmp_path: Path) -> None:
     done = inferscope("why", "missing", str(SAMPLE), rings=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -176,7 +176,7 @@ def test_a_time_outside_of_the_records_is_named(killed: Killed) -> None:
     assert "ended at" in named.stderr
 
 
-def test_attach_lists_engines_that_have_ended_and_says_how_to_open_them(killed: Killed) -> None:
+def test_attach_lists_engines_that_have_ended_and_how_to_open_them(killed: Killed) -> None:
     done = inferscope("attach", rings=killed.rings)
     assert done.returncode == 1
     _, listed, hint = done.stderr.splitlines()

@@ -270,7 +270,9 @@ def test_a_request_that_cannot_be_made_whole_leaves_none_behind(tmp_path: Path) 
     assert not request_path(ring).exists()
 
 
-def test_a_process_without_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_torch_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
     probe = Probe.open(EngineInfo(0, "test"))
     assert probe.path is not None

@@ -426,7 +426,7 @@ def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
-def test_a_sampler_beside_it_tells_of_its_process_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_sampler_beside_it_reports_its_process_and_ends_with_it(tmp_path: Path) -> None:
     words = script(tmp_path, UNTIL_SAMPLED)
     done = run("--counters", "host", "--", *words, rings=tmp_path / "rings", INFERSCOPE_RING_MB="1")
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def slo(tmp_path: Path) -> Path:
     return file
 
 
-def test_check_says_what_is_promised(slo: Path, tmp_path: Path) -> None:
+def test_check_prints_the_objectives(slo: Path, tmp_path: Path) -> None:
     done = inferscope("slo", "check", str(slo), rings=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -150,7 +150,7 @@ def test_a_collector_prints_its_objectives_when_it_starts(slo: Path, tmp_path: P
     )
 
 
-def test_a_collector_says_what_it_would_count_by(slo: Path, tmp_path: Path) -> None:
+def test_a_collector_states_what_it_would_count_by(slo: Path, tmp_path: Path) -> None:
     done = inferscope("collect", "--slo", str(slo), "--check", rings=tmp_path / "rings", **ANY_PORT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "breach      any objective\n" in done.stdout

@@ -56,7 +56,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("slo", "check", "{slo}", "{rings}"),
     ],
 )
-def test_every_text_says_so(made_up: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_every_text_states_it(made_up: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text("slos: [{metric: ttft, threshold: 1s, objective: 99%, window: 1h}]")
     words = [word.format(rings=made_up, slo=slo) for word in command]
@@ -69,7 +69,7 @@ def test_every_text_says_so(made_up: Path, tmp_path: Path, command: tuple[str, .
     assert "synthetic" not in inferscope(*words, rings=tmp_path, NO_COLOR="1").stdout.lower()
 
 
-def test_every_export_says_so_of_each_engine(made_up: Path, tmp_path: Path) -> None:
+def test_every_export_states_it_for_each_engine(made_up: Path, tmp_path: Path) -> None:
     engine(made_up, "honest", synthetic=False)
     for form, name in (("jsonl", "a.jsonl"), ("perfetto", "a.json"), ("parquet", "a.parquet")):
         out = str(tmp_path / name)

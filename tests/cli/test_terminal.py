@@ -81,7 +81,7 @@ def test_any_text_is_printed_cell_by_cell(text: str) -> None:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_json_says_the_same_in_ascii(text: str) -> None:
+def test_any_json_means_the_same_in_ascii(text: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         document = json.dumps({"a": text}, ensure_ascii=False)
         assert json.loads(printed(monkeypatch, document, is_json=True)) == {"a": text}

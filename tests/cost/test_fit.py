@@ -327,7 +327,7 @@ def batch_of(tokens: list[int], contexts: list[int]) -> StepTable:
     ],
 )
 @pytest.mark.parametrize("times_ns", [(1,), (1_000_000,), (10**12, 1)])
-def test_traffic_that_says_little_gives_a_sound_model_or_none(
+def test_uniform_traffic_gives_a_sound_model_or_none(
     batches: list[StepTable], times_ns: tuple[int, ...]
 ) -> None:
     fit = OnlineFit("eager")
@@ -400,7 +400,7 @@ def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is()
     assert modelled_ns(model, prefill) == pytest.approx(modelled_ns(usual, prefill), rel=0.1)
 
 
-def test_tables_are_as_long_as_steps_of_a_known_kind_and_tell_the_same_as_whole_ones() -> None:
+def test_tables_are_as_long_as_steps_of_a_known_kind_and_equal_whole_ones() -> None:
     """To the bit, of f and of its sums: a request's share must not depend on who asked before."""
     _, short = fitted(Truth(random.Random(8), noise=0.1), 8)
     _, whole = fitted(Truth(random.Random(8), noise=0.1), 8)

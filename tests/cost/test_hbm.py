@@ -37,7 +37,7 @@ def test_kv_is_what_each_rank_s_heads_see_and_add(
 
 
 @given(shapes(), st.integers(0, 3), st.sampled_from([1, 2, 4]))
-def test_dense_weights_are_read_once_whoever_wants_them(
+def test_dense_weights_are_read_once_for_all_requests(
     shape: Shape, num_rows: int, num_ranks: int
 ) -> None:
     shape = replace(shape, num_heads=4 * shape.num_heads, num_experts=0, experts_per_token=0)
@@ -47,7 +47,7 @@ def test_dense_weights_are_read_once_whoever_wants_them(
     assert weights.of_step(0, 0) == 0
 
 
-def test_a_published_model_takes_the_bytes_it_is_said_to() -> None:
+def test_a_published_model_takes_its_published_bytes() -> None:
     """Llama 3 8B in bf16: 16.06 GB, of which 1.05 GB are the embedding, read by rows."""
     embedding = 2 * LLAMA_8B.hidden * LLAMA_8B.vocab
     read = hbm_rates(LLAMA_8B).weights.of_step(1, 1)

@@ -144,7 +144,7 @@ def test_another_model_keeps_the_device_s_rates_and_forgets_the_steps() -> None:
     assert book.mode("eager").model.source == "roofline"
 
 
-def test_rates_say_nothing_of_a_model_without_a_shape_or_of_an_unmeasured_dtype() -> None:
+def test_rates_give_no_time_for_a_model_without_a_shape_or_of_an_unmeasured_dtype() -> None:
     assert model_of(table_of(RATES), None, peaks_of("cpu")) is None
     only_bf16 = {"flops_s.bfloat16": 1e12, "read_bytes_s": 1e9}
     assert model_of(table_of(only_bf16), SMALL, peaks_of("cpu")) is None
@@ -168,7 +168,7 @@ def test_no_table_however_damaged_breaks_the_book(values: dict[str, float]) -> N
 
 
 @pytest.mark.parametrize("knot", KNOTS[1:])
-def test_more_work_never_takes_less_even_where_the_measurement_says_so(knot: int) -> None:
+def test_more_work_never_takes_less_even_where_it_was_measured_so(knot: int) -> None:
     values = coefficients(fitted(Truth(random.Random(1))))
     values[f"f_ns.{knot}"] = 0.0
     model = model_of(table_of(values), None, peaks_of("cpu"))

@@ -39,7 +39,7 @@ probe.close()
 """
 
 
-def test_a_collector_tells_what_the_engine_cannot(
+def test_a_collector_reports_what_the_engine_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_CACHE", str(tmp_path / "cache"))

@@ -185,7 +185,7 @@ def test_an_exporter_that_misses_a_package_is_named_with_its_owner(
     assert done.stderr.splitlines() == [f"inferscope: the exporter fragile {message}"]
 
 
-def test_ours_say_which_extra_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_state_which_extra_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     exporters = make_exporters({"prometheus": {"port": 0}})
     check_exporters(exporters)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -204,7 +204,7 @@ def test_check_tries_the_address(host: str) -> None:
         check_exporters(exporters)
 
 
-def test_check_says_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
+def test_check_states_what_it_would_do_and_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "collect.yaml"
     settings = f"pins: {{folder: {tmp_path}/pins, on: []}}\nslo: {{ttft_ms: 500}}\n"
     settings += "counters: {sources: [host], interval: 1s}\nheaders: [tenant, 'adapter:hash']\n"

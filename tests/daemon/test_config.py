@@ -434,7 +434,7 @@ def test_whatever_is_in_a_section_it_is_taken_or_named(name: str, data: st.DataO
         make_exporters({name: section})
 
 
-def test_the_hash_tells_one_configuration_from_another(tmp_path: Path) -> None:
+def test_the_hash_distinguishes_configurations(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(_SLO, encoding="utf-8")
     file = configured(tmp_path, _WHOLE.replace("slo: {", "slo: {file: slo.yaml, "))
     whole = config_hash(read_config(file, {}))

@@ -124,7 +124,7 @@ def test_each_cause_of_the_fleet_is_the_sum_over_all_its_requests(fleet: Fleet) 
         assert seconds == pytest.approx(cause_ns[cause] / 1e9, rel=1e-9, abs=1e-12)
 
 
-def test_no_two_hosts_tell_the_same_series(fleet: Fleet) -> None:
+def test_no_two_hosts_export_the_same_series(fleet: Fleet) -> None:
     engines = {labels["engine_id"] for scrape in fleet.scrapes for labels, _ in scrape.all(_PHASES)}
     assert engines == {f"engine-{host}" for host in range(HOSTS)}
     num = fleet.prometheus.one('count(inferscope_requests_total{finish_reason="stop"})')

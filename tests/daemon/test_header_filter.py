@@ -25,7 +25,7 @@ def test_unlisted_headers_are_removed_and_other_attributes_pass() -> None:
     assert REQUEST.attributes == NOTED, "the fold's own stays as it is"
 
 
-def test_an_adapter_that_the_engine_tells_is_no_header() -> None:
+def test_an_adapter_that_the_engine_reports_is_no_header() -> None:
     of_the_engine = replace(REQUEST, adapter="of-the-engine")
     assert HeaderFilter(()).filtered(of_the_engine).adapter == "of-the-engine"
 

@@ -64,7 +64,7 @@ def test_a_killed_core_is_a_loss_though_its_front_end_leaves_in_order(watch: Wat
     assert watch.pinned() == ["engine_lost"]
 
 
-def test_a_core_that_says_goodbye_is_no_loss_whatever_its_front_end_does(watch: Watch) -> None:
+def test_a_core_that_shuts_down_is_no_loss_whatever_its_front_end_does(watch: Watch) -> None:
     core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
     watch.go_on(20, core, front)
     core.say_goodbye()

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("engines", "collectors"), WAYS.values(), ids=WAYS)
-def test_all_is_counted_whoever_is_in_a_container(
+def test_all_is_counted_inside_and_outside_a_container(
     tmp_path: Path, engines: tuple[str, ...], collectors: tuple[str, ...]
 ) -> None:
     rings = tmp_path / "rings"

@@ -247,7 +247,7 @@ def test_every_family_has_the_same_labels_and_nobodys_name(seen: Seen) -> None:
             assert not ids & set(sample.labels.values())
 
 
-def test_what_is_not_there_is_absent_and_said_to_be(seen: Seen) -> None:
+def test_what_is_not_there_is_absent_and_reported_as_absent(seen: Seen) -> None:
     assert "inferscope_gpu_sm_active_seconds" not in seen.scrape.text
     assert 'phase="foreign"' not in seen.scrape.text
     assert seen.scrape.one("inferscope_source_up", source="gpm") == 0

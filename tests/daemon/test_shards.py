@@ -106,7 +106,7 @@ def test_shards_of_one_configuration_keep_out_of_each_others_way(tmp_path: Path)
         make_exporters({"prometheus": {"port": 65535}}, Shard(2, 2))
 
 
-def test_a_check_says_how_many_engines_are_a_shards(tmp_path: Path) -> None:
+def test_a_check_states_how_many_engines_are_a_shards(tmp_path: Path) -> None:
     with engine_by_hand(tmp_path, "a"), engine_by_hand(tmp_path, "b"):
         outputs = []
         for shard in ("1/2", "2/2"):

@@ -110,7 +110,7 @@ def test_all_in_flight_in_a_killed_engine_are_bad(tmp_path: Path) -> None:
             assert seen.total("inferscope_slo_breaches_total", slo=slo) == 3
 
 
-def test_a_hung_request_is_bad_once_whoever_is_there_when_it_ends(tmp_path: Path) -> None:
+def test_a_hung_request_is_bad_once_under_any_collector_at_its_end(tmp_path: Path) -> None:
     rings, settings = tmp_path / "rings", config(tmp_path, _HUNG)
     with collecting(rings, tmp_path, settings) as first, engine_by_hand(rings, "steady") as engine:
         engine.do("begin w", "end w stop", "queue h")

@@ -164,7 +164,7 @@ def test_a_group_that_the_engine_is_not_in_is_named_and_the_engine_runs(folder: 
     assert "Start the engine as a member of that group, or unset INFERSCOPE_GROUP." in line
 
 
-def test_a_collector_in_a_folder_of_another_user_says_what_would_do(folder: Path) -> None:
+def test_a_collector_in_a_folder_of_another_user_states_what_would_do(folder: Path) -> None:
     rings = folder / "rings" / "of-mine"
     with engine_by_hand(rings, "e", within=SHARED):
         done = command(MEMBER, "collect", rings=rings)

@@ -13,7 +13,7 @@ from tests.dashboards.lint import UNITS
 from tests.dashboards.reading import FOLDER
 
 
-def test_the_json_is_what_python_says() -> None:
+def test_the_json_is_pythons_own() -> None:
     there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
     assert dashboards() == there, "run: python -m dashboards.generate"
 

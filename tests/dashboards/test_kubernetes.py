@@ -377,7 +377,7 @@ def test_an_engine_is_named_after_its_pod_and_namespace(
     assert all(len(each) < 128 for each in found)
 
 
-def test_traces_say_which_pod_and_node_they_are_of(
+def test_traces_state_which_pod_and_node_they_are_of(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment(way.collector.env, FIELDS).items():

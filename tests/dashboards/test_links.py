@@ -34,7 +34,7 @@ def links(panel: Json) -> Iterator[str]:
         yield link["url"]
 
 
-def test_there_are_seven_and_their_titles_say_in_which_order_to_read_them() -> None:
+def test_there_are_seven_and_their_titles_state_in_which_order_to_read_them() -> None:
     assert set(ALL) == {f"inferscope-{name}" for name in ORDER}
     titles = [ALL[f"inferscope-{name}"]["title"] for name in ORDER]
     assert titles == sorted(titles)

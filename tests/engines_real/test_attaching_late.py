@@ -97,7 +97,7 @@ def test_forbidden_attach_names_the_command_to_start_with(
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python is one of those that can")
-def test_an_older_python_cannot_and_tells_the_command(
+def test_an_older_python_cannot_and_reports_the_command(
     process: subprocess.Popen[bytes], environment: dict[str, str]
 ) -> None:
     done = _inferscope(Path(sys.executable), environment, "attach", str(process.pid), "--once")

@@ -21,7 +21,7 @@ BUILTIN = Path(inferscope.__file__).parent / "engine" / "builtin"
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
-def test_guidellm_measures_what_our_ledgers_say(tmp_path: Path, endpoint: str) -> None:
+def test_guidellm_measures_what_our_ledgers_sum_to(tmp_path: Path, endpoint: str) -> None:
     if not GUIDELLM.exists():
         pytest.skip(f"no guidellm in {PEERS} (INFERSCOPE_PEERS)")
     with serving(tmp_path, "builtin", "--api-servers", "2") as server:

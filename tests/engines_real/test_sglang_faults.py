@@ -117,7 +117,7 @@ async def _everything(server: Server) -> list[Any]:
 
 @pytest.mark.timeout(2 * TIMEOUT_S)  # all requests are served once for each hook
 @pytest.mark.conformance("SGLang", "a fault of ours changes no answer")
-def test_a_fault_in_any_hook_is_said_once_and_answers_stay(tmp_path: Path) -> None:
+def test_a_fault_in_any_hook_is_reported_once_and_answers_stay(tmp_path: Path) -> None:
     saboteur = Saboteur(tmp_path / "faults", "nothing")
     variables = {**saboteur.environment, "INFERSCOPE_RING_MB": "1"}
     options = ("--max-total-tokens", "20000", "--max-running-requests", "2")

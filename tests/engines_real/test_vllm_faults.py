@@ -31,7 +31,7 @@ vllm_frontend.FrontEndHooks.processed = broken
 
 
 @pytest.mark.conformance("vLLM", "a fault of ours changes no answer")
-def test_faults_of_ours_are_said_once_and_every_answer_comes(tmp_path: Path) -> None:
+def test_faults_of_ours_are_reported_once_and_every_answer_comes(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with serving(tmp_path / "server", PYTHONPATH=path) as server:

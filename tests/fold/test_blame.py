@@ -68,9 +68,7 @@ def test_blocks_of_an_impossible_size_are_counted_in_tokens(block_tokens: int) -
     mine = core.queued("mine")
     core.step(0, [(small, 20, 0), (large, 60, 0)], start_ms=2, end_ms=12)
     at, plan = next(
-        (at, entry[1])
-        for at, entry in enumerate(script.entries)
-        if isinstance(entry[1], StepPlan)
+        (at, entry[1]) for at, entry in enumerate(script.entries) if isinstance(entry[1], StepPlan)
     )
     script.entries[at] = (core.number, replace(plan, binding="blocks"))
     core.preempted(small)

@@ -344,7 +344,7 @@ def simplified(ledger_ns: dict[str, int], *, has_tail: bool) -> Counter[str]:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
-def test_ledgers_say_what_each_request_waited_for(seed: int) -> None:
+def test_ledgers_state_what_each_request_waited_for(seed: int) -> None:
     engine = Engine(seed)
     collector, finals = engine.script.play(until_ms=3_000)
     assert_all_closes(collector, finals)

@@ -165,7 +165,7 @@ def test_requests_in_flight_are_lost_exactly_once_when_the_process_dies() -> Non
     assert_all_closes(collector, finals)
 
 
-def test_a_ring_that_says_goodbye_takes_its_requests_along_at_once() -> None:
+def test_a_ring_that_shuts_down_ends_its_requests_at_once() -> None:
     script = Script()
     core = script.ring()
     core.queued("a")
@@ -267,7 +267,7 @@ def test_a_step_that_its_process_did_not_survive_is_lost_with_it() -> None:
         assert before_ns == begun_ms * MS
 
 
-def test_a_token_left_when_its_record_says_not_when_that_was_written() -> None:
+def test_a_token_left_at_its_records_time_not_when_that_was_written() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     asked = front.received("a")

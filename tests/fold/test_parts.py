@@ -74,7 +74,7 @@ def test_an_unlabelled_prompt_has_no_parts() -> None:
     assert row_of(finals.only())["prompt_parts"] is None
 
 
-def test_labels_that_come_after_the_first_chunk_tell_nothing() -> None:
+def test_labels_that_come_after_the_first_chunk_are_ignored() -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
     mine = core.queued("a")
@@ -107,7 +107,7 @@ def test_labels_of_a_front_end_meet_the_chunks_of_a_core() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_request_that_was_never_computed_still_says_what_it_brought() -> None:
+def test_a_request_that_was_never_computed_still_states_what_it_brought() -> None:
     script = Script()
     core = script.ring()
     mine = core.queued("a", prompt_parts=CHAT)
@@ -121,7 +121,7 @@ def test_a_request_that_was_never_computed_still_says_what_it_brought() -> None:
     ]
 
 
-def test_the_digest_tells_parts_apart_and_replays_alike() -> None:
+def test_the_digest_distinguishes_parts_and_replays_alike() -> None:
     digests = []
     for parts in (CHAT, CHAT, CHAT[:1], ()):
         script = Script()

@@ -210,7 +210,7 @@ def test_damaged_block_marks_its_requests_and_leaves_none_open(tmp_path: Path) -
     source.close()
 
 
-def test_the_snapshot_says_what_the_export_says(recording: Path, tmp_path: Path) -> None:
+def test_the_snapshot_agrees_with_the_export(recording: Path, tmp_path: Path) -> None:
     exported = tmp_path / "run.jsonl"
 
     def run(*arguments: str) -> str:

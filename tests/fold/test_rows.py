@@ -38,7 +38,7 @@ def some_step(draw: random.Random) -> Joined:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
-def test_columns_of_a_window_are_what_slices_say_row_by_row(seed: int) -> None:
+def test_columns_of_a_window_equal_its_slices_row_by_row(seed: int) -> None:
     draw = random.Random(seed)
     steps = [some_step(draw) for _ in range(draw.randint(1, 5))]
     columns = Columns(steps)

@@ -124,7 +124,7 @@ def test_a_folder_with_nothing_but_a_sampler_is_no_engines(tmp_path: Path) -> No
         open_source(path)
 
 
-def test_news_of_a_source_tells_since_when_and_why_it_is_silent(tmp_path: Path) -> None:
+def test_news_of_a_source_reports_since_when_and_why_it_is_silent(tmp_path: Path) -> None:
     at_ns = START + SECOND
     engine(tmp_path, START)
     opened = CounterSample(at_ns, "GPU-1", at_ns, at_ns, "gpm", {}, {"name": "H200"})

@@ -101,7 +101,7 @@ def test_counters_of_the_devices_sum_to_the_engine_s_and_each_is_over_its_own_ti
             assert active_s / phase_s == pytest.approx(shares[at], rel=0.05)
 
 
-def test_the_screen_tells_the_power_of_all_and_the_mean_of_the_sms(view: EngineView) -> None:
+def test_the_screen_reports_the_power_of_all_and_the_mean_of_the_sms(view: EngineView) -> None:
     assert "  750 W" in format_counted(view.counters)
     for at, phase in ((PREFILL, "prefill"), (DECODE, "decode")):
         mean = sum(shares[at] for shares in SM.values()) / 2

@@ -123,7 +123,7 @@ def test_no_window_is_put_where_it_was_not_and_all_are_counted(
 
 
 @given(jumps=jumps(size=st.integers(0, 2 * MS)), error_ns=st.integers(0, 20_000))
-def test_the_error_covers_a_clock_that_was_set_by_too_little_to_tell(
+def test_the_error_covers_a_clock_that_was_set_by_too_little_to_detect(
     jumps: list[tuple[int, int]], error_ns: int
 ) -> None:
     truth = train()

@@ -336,7 +336,7 @@ def test_a_step_that_began_before_the_fold_did_still_sums_to_the_wall() -> None:
     assert_all_closes(collector, finals)
 
 
-def test_a_device_span_lies_between_launch_and_readiness_whatever_the_clock_says() -> None:
+def test_a_device_span_lies_between_launch_and_readiness_on_any_clock() -> None:
     clock = DeviceClock()
     span = StepSpan(100 * MS, 0, 0, 10 * MS, 11 * MS, 50 * MS, 1_000 * MS, 1_020 * MS)
     run = rank_span(span, clock, ring=1, rank=0)  # before the first anchor: up to readiness

@@ -127,7 +127,7 @@ def hosts(fleet: Fleet) -> tuple[Host, Host]:
     return fleet.on_host([fleet.core, first]), fleet.on_host([second])
 
 
-def test_a_rank_without_its_core_tells_its_phases_and_is_no_loss(
+def test_a_rank_without_its_core_reports_its_phases_and_is_no_loss(
     hosts: tuple[Host, Host],
 ) -> None:
     _, alone = hosts
@@ -240,7 +240,7 @@ def test_ranks_without_token_counts_report_their_time() -> None:
 
 
 @pytest.mark.parametrize(("dp_rank", "num_unjoined"), [(0, 0), (1, NUM_STEPS)])
-def test_a_core_of_another_replica_does_not_speak_for_the_ranks_beside_it(
+def test_a_core_of_another_replica_does_not_stand_for_the_ranks_beside_it(
     dp_rank: int, num_unjoined: int
 ) -> None:
     """Apply the core to its own replica only: there, missing records count as lost."""

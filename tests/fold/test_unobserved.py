@@ -194,7 +194,7 @@ def test_a_core_that_is_switched_on_again_records_its_requests_further() -> None
     assert collector.engines["engine"].lives.num_dropped == 0
 
 
-def test_a_core_that_is_observed_and_says_nothing_of_a_request_leaves_it_joined_late() -> None:
+def test_a_core_that_is_observed_and_has_no_record_of_a_request_leaves_it_joined_late() -> None:
     script = Script()
     script.ring()
     front_end_serves(script, script.ring("frontend"))
@@ -297,7 +297,7 @@ def test_no_ledger_is_all_front_end_unless_the_core_was_there_to_report(
             assert final.ledger_missing
 
 
-def test_exporters_tell_no_cause_and_count_no_wait_of_such_a_request() -> None:
+def test_exporters_report_no_cause_and_count_no_wait_of_such_a_request() -> None:
     script = Script()
     front_end_serves(script, script.ring("frontend"))
     _, finals = script.play(until_ms=900)

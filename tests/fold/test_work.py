@@ -335,7 +335,7 @@ def test_a_prompt_cannot_be_cached_beyond_its_ends(cached_tokens: int) -> None:
     assert (saved.flops, saved.ns) == (None, None)
 
 
-def test_time_that_only_a_fit_says_was_saved_is_modelled_all_the_same() -> None:
+def test_time_saved_by_a_fit_alone_is_modelled() -> None:
     traffic = Traffic(None)
     mine = traffic.request("a", prompt_tokens=48, cached_tokens=32)
     traffic.step([Row(mine, PREFILL, 16, 32)])
@@ -361,7 +361,7 @@ def test_ranks_reported_later_count_from_then_on() -> None:
     assert traffic.play().only().prefill_work.hbm_read_bytes == read
 
 
-def test_of_a_model_of_no_shape_nothing_is_said_to_be_saved() -> None:
+def test_a_model_without_a_shape_has_no_savings() -> None:
     traffic = Traffic(None)
     mine = traffic.request("a", prompt_tokens=48, cached_tokens=32)
     traffic.step([Row(mine, PREFILL, 16, 32)])

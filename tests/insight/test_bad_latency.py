@@ -75,7 +75,7 @@ def test_a_run_with_good_latency_is_quiet() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_each_row_can_be_the_largest_and_says_what_to_do(cause: str) -> None:
+def test_each_row_can_be_the_largest_and_states_what_to_do(cause: str) -> None:
     found = bad(run_of(*[answer({"output": 10, cause: 3_000}, [10])] * 20))
     (only,) = found.values()
     assert only.causes == (cause,)

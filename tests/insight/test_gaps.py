@@ -23,7 +23,7 @@ moments = st.lists(st.integers(0, 10**6), min_size=0, max_size=30)
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=30),
     st.integers(0, 10**7),
 )
-def test_no_gap_waits_longer_than_it_is_and_all_no_longer_than_the_ledger_says(
+def test_no_gap_waits_longer_than_it_is_and_all_no_longer_than_in_the_ledger(
     times: list[int], steps: list[tuple[int, int]], at_most_ns: int
 ) -> None:
     times_ns = array("q", sorted(times))

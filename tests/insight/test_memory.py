@@ -37,7 +37,7 @@ def test_requests_without_an_observed_end_are_dropped(
     assert list(watched._waits) == [f"lost-{number}" for number in range(936, 1_000)]
 
 
-def test_a_step_counts_once_however_many_ranks_tell_of_it() -> None:
+def test_a_step_counts_once_however_many_ranks_report_it() -> None:
     watched = StepStats()
     for _ in range(4):
         watched.add(mixed(7))

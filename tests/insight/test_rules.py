@@ -284,7 +284,7 @@ def test_reasoning_is_found_and_ends_with_the_configured_token(
     assert told["ttfot_mean_ns"] == pytest.approx(mean_ns, rel=0.05)
 
 
-def test_what_prompts_say_is_in_no_ring(served: Serve, tmp_path: Path) -> None:
+def test_the_text_of_prompts_is_in_no_ring(served: Serve, tmp_path: Path) -> None:
     served(asks(3, every=1, prompt_tokens=300, max_tokens=2, shared=SHARED))
     (ring,) = tmp_path.glob("**/*.ring")
     raw = ring.read_bytes()

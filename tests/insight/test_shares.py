@@ -104,7 +104,7 @@ def test_requests_keep_their_names_and_phases_their_tokens() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_recorded_run_is_divided_as_its_requests_say(rule: str) -> None:
+def test_a_recorded_run_is_divided_as_its_requests_are(rule: str) -> None:
     tally, kept = SharesSink(rule), Finals()
     source = RecordingSource(SAMPLE, sinks=(tally, kept))
     source.advance()
@@ -138,7 +138,7 @@ def test_a_request_that_shared_no_step_has_no_discount() -> None:
         assert abs(row.whole.share_ns - row.whole.marginal_ns) <= 1
 
 
-def test_text_says_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> None:
+def test_text_states_the_rule_and_what_is_modelled_and_hides_no_row_unsummed() -> None:
     tally, _, collector = folded(two_tenants(), "token")
     table = tally.table("request", collector)
     text = shares_lines(table, most=2)

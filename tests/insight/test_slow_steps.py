@@ -190,7 +190,7 @@ def test_slowness_is_laid_to_its_evidence(
     assert "% of the excess is in" in found.sentences[0]
 
 
-def test_what_is_not_observed_is_said() -> None:
+def test_what_is_not_observed_is_reported() -> None:
     assert "the host's CPUs" in why([Second(slower=0.5, is_told=False)] * 8).sentences[-1]
     blind = why([Second(slower=0.5, throttle_bits=0)] * 8)
     assert "Not observed" not in " ".join(blind.sentences)

@@ -30,14 +30,14 @@ def test_the_fewest_causes_are_listed_with_their_time() -> None:
     assert "Main cause" not in line
 
 
-def test_what_would_have_let_it_pass_is_said_to_be_of_first_order() -> None:
+def test_what_would_have_let_it_pass_is_marked_as_of_first_order() -> None:
     life = Lived({"queue": 300 * MS, "prefill_own": 100 * MS})
     facts = judged(life, LatencyLimit("ttft", 150 * MS))
     assert any("first-order estimate" in caveat for caveat in why(facts).caveats)
     assert not any("first-order estimate" in caveat for caveat in why(FACTS).caveats)
 
 
-def test_own_work_that_is_too_slow_by_itself_is_said_to_be() -> None:
+def test_own_work_that_is_too_slow_by_itself_is_named() -> None:
     life = Lived({"queue": 10 * MS, "prefill_own": 900 * MS})
     (line,) = verdicts(judged(life, LatencyLimit("ttft", 500 * MS)))
     assert "missed it without other requests too: its own work takes 900.0 ms" in line

@@ -307,7 +307,7 @@ def test_lost_records_and_a_late_start_are_owned_up_to() -> None:
     assert "7 records of this engine were lost" in caveats
 
 
-def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:
+def test_how_far_steps_were_off_their_model_is_stated_in_words() -> None:
     facts = replace(
         made({"decode_own": 10}, 0, is_over=True, joined_late=False), fit_ids=("eager-64",)
     )
@@ -316,7 +316,7 @@ def test_how_far_steps_were_off_their_model_is_said_in_words() -> None:
         assert f"its 61 steps took {words}" in " ".join(report.caveats)
 
 
-def test_a_line_above_the_ledger_says_when_its_split_is_not_reliable() -> None:
+def test_a_line_above_the_ledger_states_when_its_split_is_not_reliable() -> None:
     facts = made({"decode_own": 10}, 0, is_over=True, joined_late=False)
     for residual, words in (
         (None, ""),
@@ -351,7 +351,7 @@ def test_the_screen_and_why_mean_the_same_by_a_residual(
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_a_request_without_a_ledger_is_said_to_have_none(is_over: bool) -> None:
+def test_a_request_without_a_ledger_is_reported_without_one(is_over: bool) -> None:
     facts = made({}, 10**9, is_over=is_over, joined_late=False)
     missing = replace(facts.row, ledger_missing="core not observed", ttft_ns=10**8)
     report = why(replace(facts, row=missing))

@@ -144,7 +144,7 @@ def test_byte_by_byte_each_token_is_timed_when_its_last_byte_is_there() -> None:
     assert times.tbt_ns[0] >= (len(text("b", finish="stop")) - 1) * 2_000_000
 
 
-def test_a_stream_without_done_is_whole_if_it_says_why_it_ended() -> None:
+def test_a_stream_without_done_is_whole_if_it_states_why_it_ended() -> None:
     assert one(saying(SSE, text("a"), text("", finish="stop"))).outcome == "finished"
 
 
@@ -161,7 +161,7 @@ def test_roles_and_empty_ends_are_no_tokens_but_thoughts_and_calls_are() -> None
     assert (times.outcome, times.tokens, times.output_tokens) == ("finished", 3, None)
 
 
-def test_a_server_that_counts_along_tells_how_many_tokens_came_at_once() -> None:
+def test_a_server_that_counts_along_reports_how_many_tokens_came_at_once() -> None:
     stream = (
         text("", usage=usage(5, 0)),
         text("abc", usage=usage(5, 3)),

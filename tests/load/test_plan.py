@@ -103,7 +103,7 @@ def test_a_share_of_the_prompts_has_the_prefix_and_the_rest_is_unique() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", *KINDS])
-def test_a_prompts_sections_cover_it_and_say_what_is_what(kind: str) -> None:
+def test_a_prompts_sections_cover_it_and_state_what_is_what(kind: str) -> None:
     named = set()
     for ask in asks(2, of_kind(2, kind) if kind else lengths(2), num=60):
         assert sum(num_chars for _, num_chars in ask.sections) == len(ask.prompt)

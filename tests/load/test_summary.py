@@ -37,7 +37,7 @@ def test_nothing_measured_is_unknown_and_not_zero() -> None:
     assert "Nothing was sent" in summary_text(summary)
 
 
-def test_what_a_server_says_moves_no_cursor() -> None:
+def test_a_servers_text_moves_no_cursor() -> None:
     tally, failed = LoadStats(), request("error")
     failed.detail = "\x1b[2J\x9b5m\r\n"
     tally.add(failed)
@@ -91,7 +91,7 @@ def test_failures_are_sorted_by_how_often_they_came() -> None:
 
 
 @pytest.mark.parametrize(("late_ms", "message"), [(4, "kept up"), (6, "FELL BEHIND")])
-def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, message: str) -> None:
+def test_a_generator_that_was_late_reports_it_with_numbers(late_ms: int, message: str) -> None:
     tally = LoadStats()
     tally.add(request(late_ms=late_ms))
     output = summary_text(tally.summary())
@@ -100,7 +100,7 @@ def test_a_generator_that_was_late_says_so_with_numbers(late_ms: int, message: s
     assert tally.summary().fell_behind == (message == "FELL BEHIND")
 
 
-def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
+def test_tokens_counted_for_want_of_usage_are_marked() -> None:
     tally = LoadStats()
     without = request()
     without.prompt_tokens = without.output_tokens = None
@@ -114,7 +114,7 @@ def test_tokens_counted_for_want_of_usage_are_said_to_be() -> None:
     ("cached", "repeated", "was_seen"),
     [(32, 0.0, False), (90, 0.0, True), (90, 0.5, True), (50, 0.5, False), (90, 0.9, False)],
 )
-def test_a_load_that_measures_the_prefix_cache_says_so(
+def test_a_load_that_measures_the_prefix_cache_reports_it(
     cached: int, repeated: float, was_seen: bool
 ) -> None:
     tally = LoadStats()

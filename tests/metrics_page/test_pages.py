@@ -26,7 +26,7 @@ def first_look(name: str) -> PageView:
         return PageSource(page_url(server.url)).view(MINUTE_NS)
 
 
-def test_a_page_of_vllm_says_what_its_six_requests_were() -> None:
+def test_a_page_of_vllm_states_what_its_six_requests_were() -> None:
     """Six requests for 24 tokens each, 84 tokens of prompts, one after another in one batch."""
     view = first_look("vllm-0.32.txt")
     assert (view.server, view.models) == ("vLLM", ("tiny",))
@@ -42,7 +42,7 @@ def test_a_page_of_vllm_says_what_its_six_requests_were() -> None:
     assert view.latency_window_ns is None
 
 
-def test_a_page_of_sglang_says_what_its_requests_were() -> None:
+def test_a_page_of_sglang_states_what_its_requests_were() -> None:
     """Six requests for 24 tokens each, not streamed, and one of the server's own to warm up."""
     view = first_look("sglang-0.5.23.txt")
     assert (view.server, view.models) == ("SGLang", ("tiny",))
@@ -124,12 +124,12 @@ def test_what_is_no_address_is_refused(target: str) -> None:
 @pytest.mark.parametrize(
     "content", ["<html><body>hello</body></html>", '{"status": "ok"}', "", "# just a comment\n"]
 )
-def test_what_is_no_page_of_metrics_is_said_to_be_none(content: str) -> None:
+def test_what_is_no_page_of_metrics_is_refused(content: str) -> None:
     with serving(content) as server, pytest.raises(NotFound, match="not a metrics page"):
         fetch(page_url(server.url))
 
 
-def test_a_server_that_refuses_or_is_not_there_is_said_so() -> None:
+def test_a_server_that_refuses_or_is_not_there_is_reported() -> None:
     with serving("nothing") as server:
         server.status = 404
         with pytest.raises(NotFound, match="answers 404"):
@@ -230,7 +230,7 @@ def test_any_histogram_of_usable_numbers_has_quantiles_or_none(
     assert (found is None) == (round(max(counts)) < 1)
 
 
-def test_the_text_says_where_it_is_from_and_has_no_ledger() -> None:
+def test_the_text_states_where_it_is_from_and_has_no_ledger() -> None:
     view = first_look("vllm-0.32.txt")
     text = page_text(view, width=80)
     assert LABEL in text

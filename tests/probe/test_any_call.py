@@ -286,7 +286,7 @@ def test_an_index_that_no_request_has_is_not_another_requests(tmp_path: Path) ->
     assert "finished() was left out" in health.message
 
 
-def test_what_is_left_out_is_said_once_and_not_on_the_engines_thread(
+def test_what_is_left_out_is_reported_once_and_not_on_the_engines_thread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     probe, _ = make(tmp_path, "open", 0)

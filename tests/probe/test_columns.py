@@ -61,7 +61,7 @@ def test_a_decimal_with_a_large_exponent_is_clamped_before_it_is_converted() -> 
     assert done.stdout.split() == ["9", "-5", "7", "2"]
 
 
-def test_the_digest_tells_requests_tokens_and_their_order_apart() -> None:
+def test_the_digest_distinguishes_requests_tokens_and_their_order() -> None:
     a, b = column("I", [1, 2]), column("I", [3, 4])
     assert len({digest64(a, b), digest64(b, a), digest64(a, a), digest64(a[::-1], b)}) == 4
     assert 0 <= digest64(a, b) < 1 << 64

@@ -13,7 +13,7 @@ from inferscope.records import Emitted, ProbeHealth
 from tests.probe.fakes import FakeClock, make_probe, of
 
 
-def test_facts_are_recorded_in_order_and_the_probe_says_since_when(tmp_path: Path) -> None:
+def test_facts_are_recorded_in_order_and_the_probe_states_since_when(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)
     deferred, index = Deferred(probe), probe.queued("r", prompt_tokens=1)
@@ -86,7 +86,7 @@ def test_overdue_facts_are_recorded_by_the_probes_own_thread(tmp_path: Path) -> 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(flushes=st.lists(st.integers(1, 20), min_size=1, max_size=20))
-def test_each_fact_is_recorded_once_whoever_flushes(flushes: list[int], tmp_path: Path) -> None:
+def test_each_fact_is_recorded_once_by_any_flush(flushes: list[int], tmp_path: Path) -> None:
     for old in tmp_path.glob("*.ring"):
         old.unlink()
     probe = make_probe(tmp_path, FakeClock())

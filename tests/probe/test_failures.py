@@ -166,7 +166,7 @@ def test_every_public_name_of_a_probe_is_called_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_failing_part_switches_the_probe_off_once_says_so_once_and_never_raises(
+def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_raises(
     call: str, part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     probe, parts = faulty_probe(tmp_path)
@@ -197,7 +197,7 @@ def test_a_failing_part_switches_the_probe_off_once_says_so_once_and_never_raise
 
 
 @pytest.mark.parametrize("part", [None, *PARTS])
-def test_a_caller_at_fault_switches_the_probe_off_and_it_says_so_once(
+def test_a_caller_at_fault_switches_the_probe_off_and_it_reports_it_once(
     part: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     probe, parts = faulty_probe(tmp_path)

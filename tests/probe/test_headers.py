@@ -29,7 +29,7 @@ def test_the_headers_on_the_list_become_attributes_and_no_other() -> None:
     assert read("tenant=x-not-sent") == {}
 
 
-def test_what_is_hashed_tells_one_from_another_and_no_more() -> None:
+def test_hashes_distinguish_values_and_reveal_no_more() -> None:
     (tenant,) = read("tenant:hash=authorization").values()
     assert len(tenant) == 16
     assert "secret" not in tenant
@@ -39,7 +39,7 @@ def test_what_is_hashed_tells_one_from_another_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["tenant", "tenant=", "=x", "user=x-user", "tenant:md5=x"])
-def test_what_cannot_be_read_of_the_list_is_said_and_the_rest_holds(
+def test_what_cannot_be_read_of_the_list_is_reported_and_the_rest_holds(
     wrong: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read(f"{wrong},tenant=x-tenant-id") == {"tenant": "acme"}

@@ -109,7 +109,7 @@ def test_switched_off_by_the_environment_nothing_is_made(
 
 
 @pytest.mark.parametrize("size", ["many", "-3", "nan", "inf", "0", "1e30"])
-def test_a_size_that_is_none_is_said_and_replaced(
+def test_a_size_that_is_none_is_reported_and_replaced(
     size: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_RING_MB", size)

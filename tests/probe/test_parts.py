@@ -49,12 +49,12 @@ def test_what_a_client_writes_is_what_is_read_but_for_neighbours_of_one_name(
      b"system=1=2", "system=\u0662".encode(), b"system=1234567890", b"a=1," * 16 + b"a=1",
      b"a" * 1023 + b"=1"],
 )  # fmt: skip
-def test_a_header_that_cannot_be_read_tells_nothing(header: bytes) -> None:
+def test_a_header_that_cannot_be_read_is_ignored(header: bytes) -> None:
     assert read_header(header) is None
 
 
 @given(st.one_of(st.binary(max_size=1100), st.from_regex(rb"([a-zA-Z_ ]{0,9}=\d{0,10},?){0,20}")))
-def test_no_header_raises_and_none_tells_more_than_names_and_numbers(header: bytes) -> None:
+def test_no_header_raises_and_none_reveals_more_than_names_and_numbers(header: bytes) -> None:
     read = read_header(header)
     if read is not None:
         assert len(read) <= MOST_PARTS

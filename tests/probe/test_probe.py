@@ -198,7 +198,7 @@ def test_texts_that_clients_choose_cannot_switch_the_probe_off(tmp_path: Path) -
     assert all(len((event.external_id or "").encode()) <= 128 for event in events)
 
 
-def test_a_record_too_large_for_its_ring_is_left_out_and_said_and_the_probe_goes_on(
+def test_a_record_too_large_for_its_ring_is_left_out_and_reported_and_the_probe_goes_on(
     tmp_path: Path,
 ) -> None:
     clock = FakeClock()
@@ -325,7 +325,7 @@ def test_closing_twice_is_closing_once_and_ends_the_heartbeat(tmp_path: Path) ->
     assert [health.state for health in of(ProbeHealth, path_of(probe))] == [CLOSED]
 
 
-def test_spans_are_fetched_even_if_an_engine_never_tells_its_slices(tmp_path: Path) -> None:
+def test_spans_are_fetched_even_if_an_engine_never_reports_its_slices(tmp_path: Path) -> None:
     clock = FakeClock()
     probe = make_probe(tmp_path, clock)
     for step in range(100):
@@ -410,7 +410,7 @@ def test_two_threads_may_call_one_probe(tmp_path: Path) -> None:
     assert times == sorted(times)
 
 
-def test_over_its_budget_the_probe_sheds_plans_then_stops_and_says_so(
+def test_over_its_budget_the_probe_sheds_plans_then_stops_and_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = FakeClock(step_ns=3 * MS)  # every look at the clock costs: the probe is all there is

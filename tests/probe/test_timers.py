@@ -220,7 +220,7 @@ def test_an_anchor_is_a_few_microseconds_wide_however_busy_the_device_is() -> No
     assert anchor.device_ns == 0
 
 
-def test_an_anchor_that_is_slow_says_how_little_it_knows() -> None:
+def test_an_anchor_that_is_slow_states_how_little_it_knows() -> None:
     clock, device, timer = made()
     device.aside_lag_ns = 40 * MS
     at_ns = clock.now_ns + 40 * MS

@@ -149,7 +149,7 @@ def test_an_interrupted_line_leaves_a_voice_for_the_next(monkeypatch: pytest.Mon
     eventually(lambda: messages == [("the first",), ("the second",)])
 
 
-def test_a_forked_child_does_not_say_the_lines_of_its_parent(
+def test_a_forked_child_does_not_print_the_lines_of_its_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(voice, "would_block", lambda: True)

@@ -142,7 +142,7 @@ def test_a_server_survives_that_its_ring_is_shortened_and_readers_that_come_late
     before.close()
 
 
-def test_a_deleted_ring_is_said_once_and_the_server_goes_on(child: Child) -> None:
+def test_a_deleted_ring_is_reported_once_and_the_server_goes_on(child: Child) -> None:
     reader = RingReader(child.path)
     child.path.unlink()
     beats(reader, times=4)  # the last of these inspections must say nothing more
@@ -206,7 +206,7 @@ probe.close()
     assert "can be written again" in done.stderr
 
 
-def test_health_reports_say_that_records_were_left_out(
+def test_health_reports_state_that_records_were_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
@@ -577,7 +577,7 @@ def test_the_heart_does_not_beat_into_a_file_of_the_host(tmp_path: Path) -> None
     probe.close()
 
 
-def test_a_disk_that_fills_and_empties_is_said_once(tmp_path: Path) -> None:
+def test_a_disk_that_fills_and_empties_is_reported_once(tmp_path: Path) -> None:
     ring = make_ring(tmp_path)
     lines = []
     for number in range(20):

@@ -383,7 +383,7 @@ def test_a_folder_of_ours_that_its_group_may_write_to_is_closed_for_writing(tmp_
     assert folder.stat().st_mode & 0o7777 == 0o1770
 
 
-def test_a_probe_says_that_it_has_closed_its_folder(
+def test_a_probe_states_that_it_has_closed_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path / "open"))

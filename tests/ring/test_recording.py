@@ -214,7 +214,7 @@ writer.close()
     assert len(found) >= 10
 
 
-def test_a_recording_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_made_states_why(tmp_path: Path) -> None:
     with pytest.raises(InferScopeError, match="cannot write"):
         RecordingWriter(tmp_path / "missing" / "a.isr")
 

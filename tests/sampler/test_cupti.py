@@ -225,7 +225,7 @@ def test_only_turing_and_a100_go_by_the_system_clock() -> None:
     }
 
 
-def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_state_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def described(code: int) -> str:
         return describe_error(CuptiError("cuptiPmSamplingEnable", code, "CUPTI_ERROR_SOMETHING"))
 
@@ -256,7 +256,7 @@ def test_right_to_profile_is_read_from_the_driver_or_unknown(
 
 
 @pytest.mark.parametrize("effective", [1 << 21, 1 << 38, 1 << 21 | 1 << 38])
-def test_either_capability_permits_it_whatever_the_driver_says(
+def test_either_capability_permits_it_whatever_the_driver_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effective: int
 ) -> None:
     status = tmp_path / "status"

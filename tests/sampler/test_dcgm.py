@@ -86,7 +86,7 @@ def test_a_window_lies_between_two_pages_that_differ(server: PageServer) -> None
     assert "energy_uj" not in one.values
 
 
-def test_a_page_without_profiling_metrics_says_how_to_have_them(server: PageServer) -> None:
+def test_a_page_without_profiling_metrics_states_how_to_have_them(server: PageServer) -> None:
     server.content = (
         "\n".join(line for line in page(0, 0).splitlines() if "PROF" not in line) + "\n"
     )

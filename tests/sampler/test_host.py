@@ -93,7 +93,7 @@ def test_a_process_that_ended_is_forgotten(engine: Engine, tmp_path: Path) -> No
     assert source.read(now_ns + LOOK_NS + 3) == []
 
 
-def test_one_sampler_tells_of_a_host(tmp_path: Path) -> None:
+def test_one_sampler_reports_a_host(tmp_path: Path) -> None:
     claims = Claims(tmp_path)
     claims.take(HOST)
     with pytest.raises(Unavailable, match="samples host already"):
@@ -101,7 +101,7 @@ def test_one_sampler_tells_of_a_host(tmp_path: Path) -> None:
     claims.close()
 
 
-def test_a_rings_lock_tells_its_writer_whatever_number_it_goes_by(
+def test_a_rings_lock_names_its_writer_whatever_number_it_goes_by(
     engine: Engine, tmp_path: Path
 ) -> None:
     (found,) = observed(tmp_path, time.monotonic_ns())

@@ -34,7 +34,7 @@ def test_a_source_goes_on_while_one_device_answers() -> None:
     lost.check(2)
 
 
-def test_gpm_tells_of_a_lost_device_and_its_return_and_reads_the_other(play: Play) -> None:
+def test_gpm_reports_a_lost_device_and_its_return_and_reads_the_other(play: Play) -> None:
     recording = play()
     first = recording.document["devices"][0]
     second = copy.deepcopy(first) | {"uuid": "GPU-other"}

@@ -133,7 +133,7 @@ def test_a_device_that_another_sampler_lets_go_of_is_taken_over(play: Play, tmp_
     ours.close()
 
 
-def test_a_source_without_a_device_left_says_so(play: Play, tmp_path: Path) -> None:
+def test_a_source_without_a_device_left_is_reported(play: Play, tmp_path: Path) -> None:
     recording = play()
     with pytest.raises(Unavailable, match="GPU is lost"):
         replay(recording, tmp_path, turns=14)
@@ -212,6 +212,6 @@ def test_without_a_driver_or_a_binding_there_is_one_line(
         source(tmp_path).open(0)
 
 
-def test_the_recording_says_that_it_is_none() -> None:
+def test_the_recording_states_that_it_is_none() -> None:
     assert "synthetic" in Recording.of(H200).document
     assert pynvml.NVML_ERROR_GPU_IS_LOST == 15

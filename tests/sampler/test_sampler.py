@@ -60,7 +60,9 @@ def samples_of(folder: Path) -> list[CounterSample]:
     return [one for path in sampler_rings(folder) for one in of(CounterSample, path)]
 
 
-def test_a_sampler_has_a_private_ring_and_says_goodbye(start: Start, tmp_path: Path) -> None:
+def test_a_sampler_has_a_private_ring_and_writes_a_shutdown_record(
+    start: Start, tmp_path: Path
+) -> None:
     sampler = start("--counters", "host")
     until(lambda: any(one.facts for one in samples_of(tmp_path)))
     (path,) = sampler_rings(tmp_path)
@@ -106,7 +108,7 @@ def test_a_sampler_ends_with_the_process_that_it_is_beside(start: Start, tmp_pat
     assert sampler.wait(60) == 0
 
 
-def test_one_reading_says_what_there_is_and_why_not_the_rest(tmp_path: Path) -> None:
+def test_one_reading_states_what_there_is_and_why_not_the_rest(tmp_path: Path) -> None:
     done = inferscope(
         "sampler", "--once", "--json", "--counters", "host,dcgm",
         "--dcgm-url", "http://127.0.0.1:1/metrics", rings=tmp_path / "none",
@@ -180,7 +182,7 @@ def can_start_with(given: tuple[str, ...], dropped: list[str]) -> bool:
 
 
 @is_root
-def test_roots_ring_belongs_to_whoever_owns_the_folder(start: Start, tmp_path: Path) -> None:
+def test_roots_ring_belongs_to_the_owner_of_the_folder(start: Start, tmp_path: Path) -> None:
     for folder in (tmp_path, *list(tmp_path.parents)[:3]):
         folder.chmod(folder.stat().st_mode | 0o011)
     home = tmp_path / "rings"

@@ -136,7 +136,7 @@ def test_hung_call_is_reported_by_the_check(tmp_path: Path) -> None:
         stage.turns.wait(30)
 
 
-def test_keyframes_restate_what_sources_said(stage: Stage) -> None:
+def test_keyframes_restate_what_sources_reported(stage: Stage) -> None:
     stage.tape.tend(cost_ns=1)
     stage.turns.turn(stage.clock.now_ns)
     stage.source.lost = "gone."
@@ -153,7 +153,7 @@ def test_keyframes_restate_what_sources_said(stage: Stage) -> None:
     assert any(isinstance(record, Clock) for record in written[last:])
 
 
-def test_a_ring_says_how_far_its_sources_are_and_what_they_cost(stage: Stage) -> None:
+def test_a_ring_states_how_far_its_sources_are_and_what_they_cost(stage: Stage) -> None:
     stage.until(stage.clock.now_ns + 5 * PERIOD)
     stage.tape.tend(cost_ns=77)
     stage.tape.close(cost_ns=78)

@@ -124,7 +124,7 @@ def test_unsampled_device_has_no_family_and_no_zero(play: Play, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("refused", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])
-def test_a_driver_that_tells_of_no_errors_is_not_said_to_have_none(
+def test_a_driver_without_error_reports_is_not_reported_as_free_of_errors(
     play: Play, tmp_path: Path, refused: str
 ) -> None:
     recording = play()

@@ -83,7 +83,7 @@ def test_a_series_first_seen_at_zero_pages_from_its_first_bad_requests(tmp_path:
     run.holds(tmp_path)
 
 
-def test_a_series_first_seen_with_a_past_tells_nothing_of_now(tmp_path: Path) -> None:
+def test_a_series_first_seen_with_a_past_shows_nothing_of_now(tmp_path: Path) -> None:
     run = Run()
     run.healthy(90)
     run.requests("ttft", good=counter((90, 2.0), start=100), bad=gauge((90, 50_000)))
@@ -495,7 +495,7 @@ def test_a_killed_engine_burns_and_is_neither_stalled_nor_unseen(tmp_path: Path)
 
 
 @pytest.mark.parametrize("reason", ["not_scraped", "probe_off", "collector_behind", "not_counted"])
-def test_what_is_not_seen_is_said(tmp_path: Path, reason: str) -> None:
+def test_what_is_not_seen_is_reported(tmp_path: Path, reason: str) -> None:
     run = Run()
     is_so = {name: name == reason for name in ("not_scraped", "probe_off", "collector_behind")}
     target = gauge((30, 1), (30, 0)) if is_so["not_scraped"] else gauge((60, 1))

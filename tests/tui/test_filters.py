@@ -54,7 +54,7 @@ def test_a_bare_word_looks_in_the_id() -> None:
         ("state>decode", "compares a word; write it like state:decode"),
     ],
 )
-def test_a_bad_filter_says_which_term_and_what_would_do(text: str, message: str) -> None:
+def test_a_bad_filter_states_which_term_and_what_would_do(text: str, message: str) -> None:
     with pytest.raises(BadInput, match=message.replace("(", r"\(")):
         parse_filter(text)
 

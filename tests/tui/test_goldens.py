@@ -47,7 +47,7 @@ def test_the_screen_looks_like_its_golden(
     play(scenario)
 
 
-def test_no_request_yet_is_said_in_words() -> None:
+def test_no_request_yet_is_reported_in_words() -> None:
     async def scenario() -> None:
         idle = with_requests(moving_snapshot(), ())
         async with screen(idle) as running:

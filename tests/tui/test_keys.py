@@ -118,7 +118,7 @@ def test_a_bad_filter_is_explained_and_filters_nothing() -> None:
     play(scenario)
 
 
-def test_a_filter_that_matches_nothing_says_so() -> None:
+def test_a_filter_that_matches_nothing_is_reported() -> None:
     async def scenario() -> None:
         async with screen() as running:
             await running.press("slash", *"id:none")
@@ -297,7 +297,7 @@ def test_a_panel_that_was_hidden_by_a_zoom_shows_the_scene_of_now() -> None:
     play(scenario)
 
 
-def test_z_in_the_detail_of_a_request_without_gaps_says_why_there_are_none() -> None:
+def test_z_in_the_detail_of_a_request_without_gaps_states_why_there_are_none() -> None:
     async def scenario() -> None:
         async with screen(size=(80, 24)) as running:
             await running.press("enter")
@@ -367,7 +367,7 @@ def test_e_writes_the_screen_and_its_snapshot_here(
     assert json.loads(dump.read_bytes())["engines"][0]["model"] == "Qwen3-8B"
 
 
-def test_e_says_why_it_could_not_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_e_states_why_it_could_not_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -25,7 +25,7 @@ def test_ascii_text_is_ascii() -> None:
     assert once_text(moving_snapshot(), ascii=True).isascii()
 
 
-def test_nothing_to_show_is_said() -> None:
+def test_nothing_to_show_is_reported() -> None:
     nothing = replace(moving_snapshot(), engines=(), notes=("a block is damaged",))
     assert "no records from an engine yet" in once_text(nothing)
     assert "note: a block is damaged" in once_text(nothing)
@@ -34,7 +34,7 @@ def test_nothing_to_show_is_said() -> None:
     assert "Requests: none yet\n" in once_text(with_view(idle, num_finished=0))
 
 
-def test_what_is_not_observed_is_said_with_the_reason_and_no_cause_is_shown() -> None:
+def test_what_is_not_observed_is_reported_with_the_reason_and_no_cause_is_shown() -> None:
     snapshot = moving_snapshot()
     (view, *_) = snapshot.engines
     feature = "the scheduler: Scheduler.update_from_output is missing"

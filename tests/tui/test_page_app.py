@@ -30,7 +30,7 @@ async def until(app: PageApp, text: str) -> None:
     raise AssertionError(f"{text!r} is not on the screen:\n{seen(app)}")
 
 
-def test_the_screen_follows_the_page_and_says_when_it_cannot() -> None:
+def test_the_screen_follows_the_page_and_states_when_it_cannot() -> None:
     async def look() -> None:
         app = PageApp(PageSource(page_url(server.url)), window_ns=MINUTE_NS, pace_s=0.05)
         async with app.run_test(size=(100, 30)) as pilot:

@@ -191,7 +191,7 @@ def test_the_why_line_names_the_largest_problem_or_is_silent(
 
 
 @pytest.mark.parametrize("residual", [0.347, 4.0, -0.8])
-def test_a_ledger_of_an_unreliable_split_says_so_above_it(residual: float) -> None:
+def test_a_ledger_of_an_unreliable_split_is_marked_above_it(residual: float) -> None:
     view = replace(engine_view(), model_residual=residual)
     verdict = split_verdict(residual)
     assert "× off" in verdict
@@ -208,7 +208,7 @@ def test_a_ledger_of_an_unreliable_split_says_so_above_it(residual: float) -> No
     assert not any("× off" in text_of(line) for line in panels.causes(sound, 58, 9))
 
 
-def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
+def test_an_engine_that_shut_down_is_not_called_lost() -> None:
     closed = Health("closed", 0.004, 9, 0, 0, 0, 0, "")
     ended = with_view(moving_snapshot(), health=closed, is_alive=False)
     assert caveats(Scene(snapshot=ended)) == []
@@ -216,7 +216,7 @@ def test_an_engine_that_said_goodbye_is_not_called_lost() -> None:
 
 
 @pytest.mark.parametrize(("num_steps", "is_provisional"), [(23, True), (0, True), (80, False)])
-def test_header_says_that_early_shares_are_provisional(
+def test_header_states_that_early_shares_are_provisional(
     num_steps: int, is_provisional: bool
 ) -> None:
     model = CostModel("eager", "roofline", "roofline+eager-16", 0.1, num_steps, is_provisional)

@@ -63,7 +63,7 @@ def test_breaches_are_kept_whatever_the_share(finals: Finals) -> None:
     assert {found["inferscope.slo.tbt"] for found in arrived.values()} == {"bad"}
 
 
-def test_what_is_kept_beside_breaches_says_that_it_was_good(finals: Finals) -> None:
+def test_what_is_kept_beside_breaches_states_that_it_was_good(finals: Finals) -> None:
     arrived = kept(finals, finals.requests, ttft_ms=1e6, tbt_ms=1e6)
     assert len(arrived) == len(finals.requests)
     for found in arrived.values():

@@ -111,7 +111,9 @@ def device_points(*looks: Snapshot) -> dict[str, Any]:
     return {each.name: each for each in found if each.name.startswith("hw.")}
 
 
-def test_what_samplers_say_of_a_device_has_the_conventions_names_and_units(finals: Finals) -> None:
+def test_what_samplers_state_of_a_device_has_the_conventions_names_and_units(
+    finals: Finals,
+) -> None:
     assert finals.view is not None
     found = device_points(
         on_a_gpu(

@@ -550,7 +550,7 @@ def test_attributes_of_the_engines_choice_go_nowhere(finals: Finals) -> None:
         assert request.request_id.encode() in post.SerializeToString()
 
 
-def test_synthetic_recordings_say_so_and_unknown_engines_have_no_model(finals: Finals) -> None:
+def test_synthetic_recordings_are_marked_and_unknown_engines_have_no_model(finals: Finals) -> None:
     from dataclasses import replace as changed
 
     assert finals.view is not None

@@ -214,7 +214,7 @@ def test_concurrent_writer_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_file_system_without_exchange_keeps_small_files_and_says_so_once(
+def test_a_file_system_without_exchange_keeps_small_files_and_reports_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(one: Path, other: Path) -> None:

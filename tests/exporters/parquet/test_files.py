@@ -245,7 +245,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         exporter.open()
 
 
-def test_a_missing_pyarrow_says_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_pyarrow_states_what_to_install(tmp_path: Path) -> None:
     missing = "raise ModuleNotFoundError('not here', name='pyarrow')\n"
     (tmp_path / "pyarrow.py").write_text(missing, encoding="utf-8")
     done = inferscope(

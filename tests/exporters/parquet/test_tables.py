@@ -213,7 +213,7 @@ def test_every_column_is_on_the_page_about_files() -> None:
     assert {name for name in names if f"`{name}`" not in page and f'"{name}"' not in page} == set()
 
 
-def test_the_schema_says_its_version(sample: Path) -> None:
+def test_the_schema_states_its_version(sample: Path) -> None:
     for file in sample.rglob("*.parquet"):
         assert pq.ParquetFile(file).schema_arrow.metadata[b"inferscope.schema"] == b"1"
 

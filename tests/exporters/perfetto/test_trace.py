@@ -116,7 +116,7 @@ def test_each_request_has_a_track_with_its_phases(sample: Sample) -> None:
         assert ledger.items() <= whole.args.items()
 
 
-def test_counters_are_what_scheduler_and_steps_said(sample: Sample) -> None:
+def test_counters_are_those_of_scheduler_and_steps(sample: Sample) -> None:
     trace, steps = sample.trace, sample.of_kind("step")
     process = f"steps of {steps[0]['engine']}"
     tokens = Counter[str]()
@@ -163,7 +163,7 @@ def test_replicas_have_tracks_and_counters_of_their_own() -> None:
         assert [value for _, value in counted] == [1]
 
 
-def test_a_request_that_was_preempted_says_when(sample: Sample) -> None:
+def test_a_request_that_was_preempted_states_when(sample: Sample) -> None:
     request = next(r for r in sample.requests if r.last_token_ns and not r.joined_late)
     first_ns, last_ns = request.first_token_ns, request.last_token_ns
     assert first_ns is not None
@@ -256,7 +256,7 @@ def test_the_trace_begins_at_0_with_the_first_record_of_a_process(sample: Sample
     assert not any("ns_before_trace" in each.args for each in slices)
 
 
-def test_what_began_before_the_first_record_is_cut_there_and_says_by_how_much() -> None:
+def test_what_began_before_the_first_record_is_cut_there_and_states_by_how_much() -> None:
     parsed = ParsedTrace()
     opened = RingOpened(5, 1, "engine", "core", 0, 1, "h", "b", 5, 0, False, 0)
     parsed.exporter.on_record(0, opened)

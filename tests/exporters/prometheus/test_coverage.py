@@ -155,7 +155,7 @@ def test_a_star_is_the_only_engine_that_is_not_named(caplog: pytest.LogCaptureFi
         assert caplog.messages == []
 
 
-def test_a_star_among_several_engines_is_none_and_said_once(
+def test_a_star_among_several_engines_is_none_and_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with covering({"*": "http://host:2"}, {_ANY: 1000}) as coverage:

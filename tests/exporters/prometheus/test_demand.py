@@ -73,7 +73,7 @@ def test_headroom_is_the_least_of_what_is_left(
     assert demand.headroom_ratio == (None if left is None else pytest.approx(left))
 
 
-def test_what_is_old_gone_or_switched_off_says_nothing(busy: EngineView) -> None:
+def test_what_is_old_gone_or_switched_off_is_not_shown(busy: EngineView) -> None:
     assert demand_of(busy, lag_ns=STALE_NS) is not None
     assert demand_of(busy, lag_ns=STALE_NS + 1) is None
     assert demand_of(replace(busy, is_alive=False), lag_ns=0) is None

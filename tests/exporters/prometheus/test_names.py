@@ -114,7 +114,7 @@ def test_names_kinds_and_labels_are_those_of_the_list(finals: Finals) -> None:
     assert exported_names(exported(finals)) == LIST.read_text(encoding="utf-8")
 
 
-def test_promtool_finds_nothing_to_say_of_any_of_them(finals: Finals) -> None:
+def test_promtool_finds_no_fault_in_any_of_them(finals: Finals) -> None:
     promtool = debian.program("promtool")
     text = exported(finals).text
     checked = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}

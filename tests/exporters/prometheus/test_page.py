@@ -52,7 +52,7 @@ def test_a_histogram_is_read_as_it_was_counted(is_open: bool, durations: list[in
     assert all({"a", "b"} <= sample.labels.keys() for sample in family.samples)
 
 
-def test_the_newest_exemplar_stands_whoever_came_last() -> None:
+def test_the_newest_exemplar_stands_in_any_order_of_arrival() -> None:
     histogram = DurationHistogram(BOUNDS)
     for at_ns, trace in ((5, "first"), (9, "newest"), (7, "late"), (9, "as new")):
         histogram.show(Exemplar(trace, 50_000_000, at_ns))
