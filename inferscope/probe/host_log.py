@@ -17,9 +17,9 @@ from inferscope.host_signals import start_thread, suppressed
 if TYPE_CHECKING:
     import logging
 
-_MOST_UNSAID = 16
+_MOST_MESSAGES = 16
 _ROOM_AGAIN_S = 0.5
-_messages: deque[str] = deque(maxlen=_MOST_UNSAID)
+_messages: deque[str] = deque(maxlen=_MOST_MESSAGES)
 """Lines that wait for room in the log; of more the oldest are dropped."""
 _speaking_pid = 0
 """The process whose thread writes them, 0 for none."""
@@ -117,14 +117,14 @@ def _descriptors_of(handler: logging.Handler) -> tuple[int, ...]:
     return 1, 2
 
 
-def _forget_unsaid() -> None:
+def _forget_messages() -> None:
     """Leave the parent's lines to the parent."""
     global _speaking_pid
     _speaking_pid = 0
     _messages.clear()
 
 
-os.register_at_fork(after_in_child=_forget_unsaid)
+os.register_at_fork(after_in_child=_forget_messages)
 
 
 def note(message: str, *values: object) -> None:

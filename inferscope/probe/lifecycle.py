@@ -38,7 +38,7 @@ _IMPATIENT_NS = 10_000_000_000
 """No second wait within this time: a thread that never releases it costs the engine 1 %."""
 _MOST_QUEUED = 1024
 _MOST_MESSAGE_BYTES = 200
-_MOST_UNSAID = 16
+_MOST_MESSAGES = 16
 """Messages pending while the host's log is full; of more the oldest are dropped."""
 
 Action = Callable[[Any], object]
@@ -67,7 +67,7 @@ class Life:
         self._mark: ProcessMark = b"\1" if log.ring is None else process_mark()
         self._queued: deque[tuple[Action, Any]] = deque()
         self._waits_again_ns = 0
-        self._messages: deque[str] = deque(maxlen=_MOST_UNSAID)
+        self._messages: deque[str] = deque(maxlen=_MOST_MESSAGES)
 
     def is_ours(self) -> bool:
         """Return whether this is the process that opened the probe; silence it where it is not."""

@@ -64,7 +64,7 @@ def engine(folder: Path, *, manager: str = MANAGER) -> Path:
     return folder
 
 
-def say(
+def observe_engine(
     tmp_path: Path, *command: str, program: str = SAY, **environment: str
 ) -> tuple[list[str], str]:
     """Return what a process prints that registers twice, and what it says."""
@@ -84,7 +84,7 @@ def say(
 
 def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
     for environment in ({}, {"INFERSCOPE": "0"}):
-        (loaded, placed), output = say(engine(tmp_path), **environment)
+        (loaded, placed), output = observe_engine(engine(tmp_path), **environment)
         assert placed == "None"
         assert not output
         assert loaded == str(
@@ -101,7 +101,7 @@ def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    (loaded, placed), output = say(engine(tmp_path), INFERSCOPE="1")
+    (loaded, placed), output = observe_engine(engine(tmp_path), INFERSCOPE="1")
     prefix = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
     names = ("__init__", "_handle_batch_output", "_send_batch_request", "_send_one_request")
     names += ("continue_generation", "pause_generation")
@@ -113,7 +113,7 @@ def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) 
 def test_a_server_in_a_child_process_is_observed_as_one_engine(tmp_path: Path) -> None:
     engine(tmp_path)
     launcher = "sglang.srt.entrypoints.engine"
-    (placed, names_its_children), output = say(
+    (placed, names_its_children), output = observe_engine(
         tmp_path, launcher, program=IN_A_CHILD, INFERSCOPE="1"
     )
     assert (placed, names_its_children, output) == ("6", "True", "")
@@ -122,13 +122,13 @@ def test_a_server_in_a_child_process_is_observed_as_one_engine(tmp_path: Path) -
 def test_nothing_is_placed_in_the_detokenizer(tmp_path: Path) -> None:
     engine(tmp_path)
     detokenizer = "sglang.srt.managers.detokenizer_manager"
-    (placed, _), output = say(tmp_path, detokenizer, program=IN_A_CHILD, INFERSCOPE="1")
+    (placed, _), output = observe_engine(tmp_path, detokenizer, program=IN_A_CHILD, INFERSCOPE="1")
     assert (placed, output) == ("0", "")
 
 
 def test_of_a_unit_with_a_missing_place_only_what_opens_the_ring_is_placed(tmp_path: Path) -> None:
     changed = MANAGER.replace("_handle_batch_output", "_handle_outputs")
-    (_, placed), output = say(engine(tmp_path, manager=changed), INFERSCOPE="1")
+    (_, placed), output = observe_engine(engine(tmp_path, manager=changed), INFERSCOPE="1")
     assert placed == "['sglang.srt.managers.tokenizer_manager.TokenizerManager.__init__']"
     (line,) = output.splitlines()
     assert "unsupported" in line
@@ -136,7 +136,7 @@ def test_of_a_unit_with_a_missing_place_only_what_opens_the_ring_is_placed(tmp_p
 
 
 def test_an_engine_that_cannot_be_paused_is_observed_without(tmp_path: Path) -> None:
-    (_, placed), output = say(
+    (_, placed), output = observe_engine(
         engine(tmp_path, manager=MANAGER.replace("def pause_", "def halt_")), INFERSCOPE="1"
     )
     assert "_handle_batch_output" in placed
@@ -148,5 +148,5 @@ def test_an_engine_that_cannot_be_paused_is_observed_without(tmp_path: Path) -> 
 def test_an_engine_without_a_registry_is_unsupported(tmp_path: Path) -> None:
     engine(tmp_path)
     (tmp_path / "sglang" / "srt" / "plugins" / "hook_registry.py").unlink()
-    _, output = say(tmp_path, INFERSCOPE="1")
+    _, output = observe_engine(tmp_path, INFERSCOPE="1")
     assert "no registry of hooks" in output

@@ -123,9 +123,9 @@ def test_parts_sum_to_what_the_request_was_charged_whatever_was_chunked_cached_o
     flops = sum(RATES.of_slices(one.tokens, one.context, 1) for one in life.chunks)
     assert sum(part.flops or 0 for part in parts) == flops
     delays = [part.ttft_ns for part in parts if part.ttft_ns is not None]
-    is_told = any(one.own_ns and not one.is_recomputed for one in life.chunks)
+    is_computed = any(one.own_ns and not one.is_recomputed for one in life.chunks)
     assert delays == [] or sum(delays) == ttft_own_ns
-    assert bool(delays) == (is_told or not ttft_own_ns)
+    assert bool(delays) == (is_computed or not ttft_own_ns)
     names = [part.name for part in parts]
     assert len(set(names)) == len(names)
 

@@ -41,7 +41,7 @@ class Start:
         self.host = Host([sys.executable, "-c", ENGINE], "starting", stderr=None)
         return self.host
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Make the process print a line; an empty one ends it."""
         assert self.host is not None
         stdin = self.host._process.stdin
@@ -83,9 +83,9 @@ def test_the_screen_is_drawn_before_the_engine_is_started_and_shows_its_stages()
                 running = Screen(app, pilot)
                 await until(running, "Starting the engine: importing modules (")
                 assert "Starting the engine." in texts[0], "drawn before the process is there"
-                start.say('{"type": "Stage", "text": "loading the model Big"}')
+                start.send('{"type": "Stage", "text": "loading the model Big"}')
                 await until(running, "Starting the engine: loading the model Big (")
-                start.say('{"type": "Ready", "rate_s": 3.0}')
+                start.send('{"type": "Ready", "rate_s": 3.0}')
                 await until(running, "chat-7f3a")
                 assert "tarting the engine" not in running.text
                 assert start.source.failure is None
@@ -114,7 +114,7 @@ def test_an_engine_that_cannot_start_ends_the_screen_with_its_error(
             start.source.when_failed = app.leave
             async with app.run_test(size=(80, 24)) as pilot:
                 await until(Screen(app, pilot), "importing modules (")
-                start.say(line)
+                start.send(line)
                 deadline_s = time.monotonic() + 90
                 while app.is_running:
                     assert time.monotonic() < deadline_s
@@ -148,7 +148,7 @@ def test_headless_start_reports_progress_while_the_engine_prints_nothing(
             while len(lines) < 4:
                 lines.extend(capsys.readouterr().err.splitlines())
                 time.sleep(0.01)
-            start.say('{"type": "Ready", "rate_s": 3.0}')
+            start.send('{"type": "Ready", "rate_s": 3.0}')
 
         reader = threading.Thread(target=read_then_begin)
         reader.start()
@@ -164,10 +164,10 @@ def test_words_in_pieces_are_read_whole() -> None:
         assert start.source.snapshot(1) is None
         host = start.host
         assert host is not None
-        start.say('{"type": "Stage", "text": "one"}\n{"type": "Stage", "text": "two"}')
+        start.send('{"type": "Stage", "text": "one"}\n{"type": "Stage", "text": "two"}')
         while host.stage != "two":
             host.advance(1.0)
-        start.say('{"type": "Ready", "rate_s": 3.0}')
+        start.send('{"type": "Ready", "rate_s": 3.0}')
         while host.ready is None:
             host.advance(1.0)
         assert host.ready == Ready(3.0)

@@ -72,7 +72,7 @@ class ByHand:
             self.probe.finished(self.indices.pop(name), words[1])
 
 
-def say(word: str) -> None:
+def announce(word: str) -> None:
     """Print a line for the test."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
@@ -81,12 +81,12 @@ def say(word: str) -> None:
 def main() -> None:
     """Serve standard input."""
     engine = ByHand()
-    say("ready")
+    announce("ready")
     for line in sys.stdin:
         if line.strip() == "quit":
             break
         engine.do(*line.split())
-        say("done")
+        announce("done")
     engine.probe.close()
 
 

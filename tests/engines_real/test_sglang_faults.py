@@ -74,7 +74,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _said(server: Server, hook: str) -> list[str]:
+def _logged(server: Server, hook: str) -> list[str]:
     pattern = f"put into {hook}$"
     return [line for line in server.log.read_text().splitlines() if re.search(pattern, line)]
 
@@ -134,9 +134,9 @@ def test_a_fault_in_any_hook_is_reported_once_and_answers_stay(tmp_path: Path) -
         for number, hook in enumerate(hooks, 1):
             saboteur.order(hook, server)
             assert asyncio.run(_everything(server)) == expected, hook
-            _wait_until(lambda hook=hook: bool(_said(server, hook)))
+            _wait_until(lambda hook=hook: bool(_logged(server, hook)))
             _wait_until(lambda number=number: _num_failed(server) >= number)
-            assert len(_said(server, hook)) == 1, hook
+            assert len(_logged(server, hook)) == 1, hook
             assert _num_failed(server) == number, hook
         assert server.look()["health"]["probe_state"] == "failed"
         assert "probe failed" in server.inferscope("attach", server.home.name, "--once")
@@ -148,7 +148,7 @@ def test_a_fault_at_the_start_leaves_a_server_that_is_not_observed(tmp_path: Pat
     options = ("--max-total-tokens", "20000", "--max-running-requests", "2")
     with serving(tmp_path / "server", *options, **saboteur.environment) as server:
         texts = asyncio.run(_everything(server))
-        lines = _said(server, sglang_faults.AT_START)
+        lines = _logged(server, sglang_faults.AT_START)
     assert all(texts)
     assert len(lines) == 2, lines
     assert all("not observing" in line for line in lines)

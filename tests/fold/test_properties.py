@@ -67,8 +67,8 @@ class _Engine:
             for at, arrives in enumerate(arrivals)
         ]
 
-    def later(self, at_us: int, say: Callable[[], None]) -> None:
-        self._todo.append((at_us, len(self._todo), say))
+    def later(self, at_us: int, write: Callable[[], None]) -> None:
+        self._todo.append((at_us, len(self._todo), write))
 
     def run(self) -> Script:
         rng = self.rng

@@ -271,9 +271,9 @@ def test_what_is_unsupported_is_in_the_view_once() -> None:
 STATES = st.sampled_from([ON, OFF, FAILED, OVER_BUDGET, UNSUPPORTED, None])
 
 
-@given(before=STATES, after=STATES, is_told=st.booleans())
+@given(before=STATES, after=STATES, is_reported=st.booleans())
 def test_no_ledger_is_all_front_end_unless_the_core_was_there_to_report(
-    before: int | None, after: int | None, is_told: bool
+    before: int | None, after: int | None, is_reported: bool
 ) -> None:
     script = Script()
     core = None if before is None else script.ring()
@@ -281,7 +281,7 @@ def test_no_ledger_is_all_front_end_unless_the_core_was_there_to_report(
     if core is not None:
         core.keyframe(state=before or ON)
     script.at(1)
-    if core is not None and is_told and before == ON:
+    if core is not None and is_reported and before == ON:
         mine = core.queued("a")
         core.finished(mine, "stop")
     if core is not None and after is not None:

@@ -48,7 +48,7 @@ class Second(NamedTuple):
     others: float = 0.0
     throttle_bits: int | None = None
     foreign: float | None = None
-    is_told: bool = True
+    is_sampled: bool = True
     new_shapes: bool = False
 
 
@@ -71,7 +71,7 @@ def counted(number: int, second: Second) -> Iterator[tuple[int, CounterSample]]:
     """Yield what probe and sampler count in one second."""
     start_ns = number * SECOND
     end_ns = start_ns + SECOND
-    if second.is_told:
+    if second.is_sampled:
         values = {
             "pid": 1.0, "num_cpus": 4.0, "cpu_ns": 0.5e9, "run_wait_ns": second.wait_ms * 1e6,
             "quota_ns": second.quota_ms * 1e6, "steal_ns": second.steal_ms * 1e6,
@@ -166,7 +166,7 @@ CASES: dict[str, tuple[list[Second], str, str]] = {
         "high",
     ),
     "one kind of step, the host not observed": (
-        [Second(slower=0.02, mixed_slower=2.0, is_told=False)] * 8,
+        [Second(slower=0.02, mixed_slower=2.0, is_sampled=False)] * 8,
         "model_misfit",
         "medium",
     ),
@@ -191,7 +191,7 @@ def test_slowness_is_laid_to_its_evidence(
 
 
 def test_what_is_not_observed_is_reported() -> None:
-    assert "the host's CPUs" in why([Second(slower=0.5, is_told=False)] * 8).sentences[-1]
+    assert "the host's CPUs" in why([Second(slower=0.5, is_sampled=False)] * 8).sentences[-1]
     blind = why([Second(slower=0.5, throttle_bits=0)] * 8)
     assert "Not observed" not in " ".join(blind.sentences)
 
@@ -214,7 +214,7 @@ def test_a_hypervisor_that_takes_the_cpu_is_no_thread_of_the_engine() -> None:
 
 
 def test_waits_of_a_front_end_are_not_those_of_steps() -> None:
-    slowness = watched([Second(slower=0.5, is_told=False)] * 8)
+    slowness = watched([Second(slower=0.5, is_sampled=False)] * 8)
     for number in range(8):
         for _, sample in counted(number, WAITS):
             slowness.host_sample(ENGINE, sample, runs_steps=False)
@@ -277,7 +277,7 @@ seconds = st.builds(
     Second, slower=levels, stall_ms=st.integers(0, 999), mixed_slower=st.none() | levels,
     wait_ms=st.integers(0, 5_000), quota_ms=st.integers(0, 5_000), steal_ms=st.integers(0, 5_000),
     others=levels, throttle_bits=st.none() | st.integers(0, 511), foreign=st.none() | levels,
-    is_told=st.booleans(), new_shapes=st.booleans(),
+    is_sampled=st.booleans(), new_shapes=st.booleans(),
 )  # fmt: skip
 
 

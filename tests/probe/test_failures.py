@@ -249,6 +249,6 @@ def test_the_heart_beats_on_after_a_moment_without_memory(
     reader = RingReader(probe.path)
     heartbeats = {reader.heartbeat_ns()}
     until(lambda: heartbeats.add(reader.heartbeat_ns()) or len(heartbeats) > 2, 5)
-    until(lambda: not probe._life.has_unsaid)
+    until(lambda: not probe._life.has_messages)
     reader.close()
     probe.close()

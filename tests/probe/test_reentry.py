@@ -512,7 +512,7 @@ def test_an_exception_of_a_handler_during_a_conversion_is_the_hosts(
                 call()
     assert probe.on
     assert not probe._log.odd.num
-    assert not probe._life._unsaid
+    assert not probe._life._messages
     probe.close()
 
 
@@ -782,7 +782,7 @@ def test_a_line_waits_outside_the_hosts_log_while_its_pipe_is_full(
     assert handler.lock is not None
     assert handler.lock.acquire(timeout=0)
     handler.release()
-    assert opened._life.has_unsaid
+    assert opened._life.has_messages
     found = b""
     while b"emitted() was left out" not in found:
         found = found[-4096:] + os.read(reading, 1 << 16)
@@ -791,8 +791,8 @@ def test_a_line_waits_outside_the_hosts_log_while_its_pipe_is_full(
 def test_pending_lines_are_bounded(opened: Probe, full_pipe: tuple[int, logging.Handler]) -> None:
     for number in range(1000):
         opened.warn(f"line {number}")
-    assert len(opened._life._unsaid) == 16
-    assert opened._life._unsaid[-1] == "line 999"
+    assert len(opened._life._messages) == 16
+    assert opened._life._messages[-1] == "line 999"
 
 
 def test_a_failure_within_the_hosts_log_does_not_wait_for_it(

@@ -384,7 +384,7 @@ def test_frames_back_points_at_the_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("function", ["_tell_same", "_tell_slices"])
+@pytest.mark.parametrize("function", ["_write_same_step", "_write_step_slices"])
 def test_an_exception_of_a_handler_within_any_instruction_leaves_no_wrong_members(
     tmp_path: Path, function: str
 ) -> None:
@@ -407,7 +407,7 @@ def test_an_exception_of_a_handler_within_any_instruction_leaves_no_wrong_member
             signal_at_instruction(number, function) as sent,
             suppress(TimeoutError),
         ):
-            state(1 if function == "_tell_same" else 2)
+            state(1 if function == "_write_same_step" else 2)
         is_inside = bool(sent)
         for step in (3, 4, 5):
             state(step)

@@ -157,9 +157,9 @@ def test_a_forked_child_does_not_print_the_lines_of_its_parent(
     warn("of the parent")
     child = os.fork()
     if child == 0:
-        os._exit(len(voice._unsaid))
+        os._exit(len(voice._messages))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert voice._unsaid.pop() == "of the parent"
+    assert voice._messages.pop() == "of the parent"
 
 
 class OutsideOfRequest(logging.Filter):

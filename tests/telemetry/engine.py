@@ -106,7 +106,7 @@ class Faults:
         elif words[0] == "burst":
             load = OpenLoop(Client(self._front_end), asks("burst", 1e3, int(words[1])), let_go)
             self._bursts.append(self._loop.create_task(load.run(None)))
-        say("DONE")
+        announce("DONE")
 
     async def _hog(self, number: int) -> None:
         async for _ in self._front_end.generate("while True:", _HOG, external_id=f"hog-{number}"):
@@ -125,7 +125,7 @@ def let_go(_: object) -> None:
     """Discard the result of a request: the collector reports it."""
 
 
-def say(word: str) -> None:
+def announce(word: str) -> None:
     """Print a line for the test."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
@@ -135,7 +135,7 @@ async def serve(engine: Engine, front_end: FaultyFrontEnd, rate_s: float) -> Non
     """Serve until standard input ends."""
     front_end.start()
     listen_to_parent(Faults(front_end).hear)
-    say("READY")
+    announce("READY")
     await OpenLoop(Client(front_end), asks("load", rate_s, MOST), let_go).run(None)
 
 
