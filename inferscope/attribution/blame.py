@@ -55,7 +55,7 @@ _SHARE = 1 << 20
 _SPENT_NS = 1 << 6
 """Resolution of waits within steps in nanoseconds."""
 _FIRST_SEATS = 64
-NOBODY, NOBODY_SEAT = 0, 0
+UNKNOWN_SLOT, UNKNOWN_SEAT = 0, 0
 """Slot and seat of unknown members."""
 
 
@@ -109,7 +109,7 @@ class Blame:
         """[seats, rows] matrix of each cause, in `_SPENT_NS` · `_SHARE`; None until the first
         entry."""
         self._num_seats = _FIRST_SEATS
-        self._seats = list(range(_FIRST_SEATS - 1, NOBODY_SEAT, -1))
+        self._seats = list(range(_FIRST_SEATS - 1, UNKNOWN_SEAT, -1))
         self._steps: list[Taken] = []
         """Steps that are not in the matrices yet."""
         self._cuts: list[tuple[Taken, Floats | None, Floats]] = []
@@ -306,11 +306,11 @@ class Blame:
             is_prefill[at] = True
             of += is_prefill
             # Unknown members that prefill share one column, apart from unknown decodes.
-            column_of = np.where(is_prefill & (slots == NOBODY), len(self._row_of), slots)
+            column_of = np.where(is_prefill & (slots == UNKNOWN_SLOT), len(self._row_of), slots)
         here = np.bincount(column_of, minlength=len(self._row_of) + 1).nonzero()[0]
         place = np.empty(len(self._row_of) + 1, dtype=np.int64)
         place[here] = np.arange(len(here))
-        slot = np.where(here == len(self._row_of), NOBODY, here)
+        slot = np.where(here == len(self._row_of), UNKNOWN_SLOT, here)
         rows, seats = self._row_of[slot], self._seat_of[slot]
         if before is not None:
             rows[place[column_of]] = self._holds.kept(steps[0].rows, steps[0].num_taken)
@@ -327,7 +327,7 @@ class Blame:
         waited = np.rint(waited) if part is None else _changed(waited, part, before)
         shape = (num, len(here))
         shares: Floats = np.zeros(shape)
-        if here[0] == NOBODY:  # several that are not known have one cell
+        if here[0] == UNKNOWN_SLOT:  # several that are not known have one cell
             np.add.at(shares.reshape(-1), cell, share)
         else:
             shares.reshape(-1)[cell] = share

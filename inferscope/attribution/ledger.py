@@ -49,7 +49,7 @@ FREE, ARRIVING, WAITING, RUNNING, HELD, LEAVING = range(6)
 _COMPUTED, _EMITTED, _UNKNOWN = 6, 7, 8
 """States of a running request: after a step, after an emission, and after the start of a step whose
 execution no rank reported."""
-NOBODY = 0
+UNKNOWN_SLOT = 0
 
 (
     STEP,
@@ -312,7 +312,7 @@ class Ledger:
         members: Ints | None = None
         if self._admitted[0] is not slots or self._admitted[1] != self._num_changes:
             for slot in self.replicas.strangers(slots, step.dp_rank):
-                if slot != NOBODY:
+                if slot != UNKNOWN_SLOT:
                     self.place(slot, step.dp_rank)
             members = self._admit(slots, start_ns, step.planned_ns)
             self._admitted = (slots if members is None else None), self._num_changes
@@ -335,7 +335,7 @@ class Ledger:
         if members is not None:  # whether they are final by now depends on when windows are booked
             has_ended = np.isin(self.state[slots], (LEAVING, FREE))
             has_ended[members] = False
-            slots = np.where(has_ended, NOBODY, slots)
+            slots = np.where(has_ended, UNKNOWN_SLOT, slots)
         given = slots, step.delay, step.grip, step.weights, start_ns
         part: Floats | None = None
         if step.begins_ns is not None:
@@ -437,11 +437,13 @@ class Ledger:
             for slot, left_ns in zip(
                 slots[~is_running].tolist(), cut_ns[~is_running].tolist(), strict=True
             ):
-                if slot != NOBODY and not (self.state.item(slot) == HELD and left_ns >= planned_ns):
+                if slot != UNKNOWN_SLOT and not (
+                    self.state.item(slot) == HELD and left_ns >= planned_ns
+                ):
                     self.note(slot, ADMITTED, at_ns)
             state = self.state[slots]
             is_over = (cut_ns <= at_ns) & ((state == LEAVING) | (cut_ns >= planned_ns))
-            is_over |= (state == FREE) & (slots != NOBODY)
+            is_over |= (state == FREE) & (slots != UNKNOWN_SLOT)
             if is_over.any():
                 waits = (~is_over).nonzero()[0]
         return waits
@@ -568,7 +570,7 @@ class Ledger:
             elif _ENDS_STEP[block.kind]:
                 over = block.slots[~is_open[block.slots]]
                 since[over] = len(blocks)
-        since[NOBODY] = len(blocks)
+        since[UNKNOWN_SLOT] = len(blocks)
         is_held = since < len(blocks)
         self._held = set(is_held.nonzero()[0].tolist())
         self._hung = set((is_held & is_open).nonzero()[0].tolist())
@@ -588,12 +590,12 @@ class Ledger:
         blocks, emitted_ns = _with_emissions(blocks)
         sizes = np.array([len(block.slots) for block in blocks])
         slot = np.concatenate([block.slots for block in blocks])
-        slot[self._is_over[slot]] = NOBODY
+        slot[self._is_over[slot]] = UNKNOWN_SLOT
         for block in blocks:
             if block.kind == END:
                 self._is_over[block.slots] = True
         live = np.bincount(slot, minlength=len(self.state)).nonzero()[0]
-        live = live[live != NOBODY]
+        live = live[live != UNKNOWN_SLOT]
         if not len(live):
             return
         members = _Members(blocks, sizes)
@@ -602,7 +604,7 @@ class Ledger:
             [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
             + [(0, 0, _CARRIED, 0)]
         ).T.copy()
-        kept = (slot != NOBODY).nonzero()[0]
+        kept = (slot != UNKNOWN_SLOT).nonzero()[0]
         # The first row of each request is its state so far; its boundaries follow.
         slots = np.concatenate([live, slot[kept]])
         small = np.uint16 if len(self.state) <= 1 << 16 else np.int64

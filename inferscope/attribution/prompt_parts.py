@@ -14,7 +14,7 @@ cost nothing. Positions beyond the prompt (output computed again after a preempt
 
 Each chunk adds to the parts as it comes; they are rounded once, at the end, so that the parts sum
 to what the request was charged. If they did not see all of that, because the
-prompt was labelled after its first chunk, there is nothing to tell.
+prompt was labelled after its first chunk, there is nothing to report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data-parallel replicas of one engine: busy time and blame of each.
 
 A request waits for the replica that it is on, and for no other: a step on another
-replica delays no request here. The core's first record of a request says which replica it is on.
+replica delays no request here. The core's first record of a request names its replica.
 Until then an engine's only replica is assumed; among several none is.
 """
 

@@ -58,7 +58,7 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """Steps with what a model says of them, in its nanoseconds."""
+    """Steps with their modelled costs in nanoseconds."""
 
     model: StepModel
     table: StepTable

@@ -100,7 +100,7 @@ def rule_shares_ns(rule: str, of: Priced, busy_ns: Ints) -> Ints:
 def column_ns(name: str, of: Priced, busy_ns: Ints) -> Ints:
     """Return one of COLUMNS on the scale of a rank's time, by row: what is modelled, as measured.
 
-    A model that knows no cost says nothing of single requests; they are taken as equal then, as in
+    A model without costs cannot rank single requests; they are taken as equal then, as in
     the split.
     """
     exact = _by_known_row(of, parts(name, of), of.modelled_ns, busy_ns)

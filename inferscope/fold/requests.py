@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution import NOBODY, BlockedTime, Ledger, PromptCost
+from inferscope.attribution import UNKNOWN_SLOT, BlockedTime, Ledger, PromptCost
 from inferscope.fold.emission_log import EmissionLog
 from inferscope.fold.final_records import KvTransfer
 from inferscope.fold.join.counter_shares import CounterShares
@@ -139,7 +139,7 @@ class RequestTable:
         self.in_prefill: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.num_labelled = 0
-        self._free = deque(range(NOBODY + 1, num_slots))
+        self._free = deque(range(UNKNOWN_SLOT + 1, num_slots))
         """Free slots, longest free first: late records of the previous owner hit no request."""
         self.accounts = CounterShares(self.work, self._free)
         self.accounts.grow(num_slots)

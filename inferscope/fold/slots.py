@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution import NOBODY
+from inferscope.attribution import UNKNOWN_SLOT
 
 Ints = NDArray[np.int64]
 
@@ -60,28 +60,28 @@ class SlotMap:
         """Remove an index."""
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
-            self._owner[at], self._slot[at] = _FREE, NOBODY
+            self._owner[at], self._slot[at] = _FREE, UNKNOWN_SLOT
         elif self._stragglers.pop(index, None) is None:
             return
         self.num_dropped += 1
 
     def get(self, index: int) -> int:
-        """Return the slot of an index; NOBODY if it is unknown."""
+        """Return the slot of an index; UNKNOWN_SLOT if it is unknown."""
         at = index & (len(self._owner) - 1)
         if self._owner.item(at) == index:
             return self._slot.item(at)
-        return self._stragglers.get(index, NOBODY)
+        return self._stragglers.get(index, UNKNOWN_SLOT)
 
     def slots(self, indices: NDArray[np.uint32]) -> Ints:
-        """Return the slots of a column of indices; NOBODY for each unknown one."""
+        """Return the slots of a column of indices; UNKNOWN_SLOT for each unknown one."""
         at = indices & self._last_cell
         found: Ints = self._slot.take(at)
         owners = self._owner.take(at)
         if owners.tobytes() != indices.tobytes():
-            found[owners != indices] = NOBODY
+            found[owners != indices] = UNKNOWN_SLOT
         if self._stragglers:
-            for at_row in np.flatnonzero(found == NOBODY).tolist():
-                found[at_row] = self._stragglers.get(int(indices[at_row]), NOBODY)
+            for at_row in np.flatnonzero(found == UNKNOWN_SLOT).tolist():
+                found[at_row] = self._stragglers.get(int(indices[at_row]), UNKNOWN_SLOT)
         return found
 
     def team(self, requests: bytes) -> Ints | None:
@@ -99,7 +99,7 @@ class SlotMap:
             slots = team
         else:
             of_column = set(slots.tolist())
-            if not of_column or NOBODY in of_column or len(of_column) < len(slots):
+            if not of_column or UNKNOWN_SLOT in of_column or len(of_column) < len(slots):
                 slots = None
         self._team = (requests, self.num_dropped, slots)
         return slots
