@@ -35,7 +35,7 @@ UNITS = {
     "mhz": "MHz",
     "w": "watts",
 }
-"""What the end of a key says of its number, the longer end first."""
+"""Meaning of a key's suffix for its number, longer suffixes first."""
 _INTRODUCTION = f"""\
 # JSON documents
 

@@ -129,7 +129,7 @@ def private_file(path: Path) -> IO[bytes]:
     """Create or truncate a file private to its owner, and open it.
 
     Raises:
-        BadInput: the file cannot be created; the message says why.
+        BadInput: the file cannot be created; the message has the reason.
     """
     try:
         return os.fdopen(open_private(path), "wb")

@@ -204,7 +204,7 @@ def mirrored(
 
 
 def keep_turns(bank: Bank, name: str, turns: list[Turn]) -> None:
-    """Keep what all turns at an interval say."""
+    """Keep the results of all turns at an interval."""
     pairs = [pair for each in turns for pair in each.pairs]
     overhead = interval(pairs, mean_ratio)
     row = {

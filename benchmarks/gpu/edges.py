@@ -1,4 +1,4 @@
-"""Kernels of known edges, and where PM sampling's windows say that they began and ended."""
+"""Kernels of known edges, against their edges by PM sampling's windows."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def measure(setting: Setting, bank: Bank) -> None:
 
 
 def under(setting: Setting, sources: tuple[str, ...], *, of_load_s: float) -> dict[str, Any]:
-    """Return what sources that run at once say of each load: load, counter, source."""
+    """Return the values of concurrent sources by load, counter and source."""
     by_load = {}
     with Sampler(",".join(sources), pm_despite=setting.pm_despite) as sampler:
         for source in sources:

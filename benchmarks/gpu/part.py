@@ -1,7 +1,7 @@
 """A part of the kit: a program that measures one thing and leaves JSON, whatever happens.
 
-What it finds is on disk row by row. A row that breaks says so and the next one runs; a part that is
-ended before its time leaves the rows that it had.
+What it finds is on disk row by row. A row that breaks is marked and the next one runs; a part that
+is ended before its time leaves the rows that it had.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import torch
 from inferscope.sampler.cupti.library import PROFILERS
 
 TINY = "random:hidden=128,layers=2,heads=4,kv_heads=2,ffn=256,vocab=512"
-"""What a dry run serves: it says nothing of anything, but runs the same lines."""
+"""Stand-in of a dry run: its numbers mean nothing, but the same lines run."""
 UNFINISHED = "unfinished"
 _WHOLE = ""
 """The row that is the part itself."""
 _LONGEST_REASON = 400
 _KERNEL = Path("/proc/version")
 _GVISOR = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
-"""What gVisor's kernel says of its build, whatever its release."""
+"""Build string of gVisor's kernel, whatever its release."""
 
 
 class Unmet(Exception):
@@ -158,7 +158,7 @@ class Setting:
 
 
 def is_gvisor(version: Path = _KERNEL) -> bool:
-    """Return whether the kernel is gVisor's: it always says the same of itself."""
+    """Return whether the kernel is gVisor's: its build string is always the same."""
     try:
         return _GVISOR in version.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -53,7 +53,7 @@ WARM = Part("warm.py", 20, 45)
 """Before the parts: it reads what they will load."""
 _DRY_LIMIT_S = 100
 _DONE = ("measured", "dry", "unmet", "failed")
-"""What a part that came to its end says of itself."""
+"""Results of a part that came to its end."""
 PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
 """What `inferscope sampler --pm-despite` knows, which is not to be imported from here."""
 _ENDING = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 2.0))
@@ -168,7 +168,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def reached(group: int, number: int) -> bool:
-    """Send a signal to a process group; tell whether anybody is in it."""
+    """Send a signal to a process group; return whether it has a process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

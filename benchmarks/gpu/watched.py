@@ -63,7 +63,7 @@ class Sampler:
 
     Attributes:
         samples: of all sources, as last read: once it has settled, by `refresh`, at its end.
-        lines: what it said, once it has ended.
+        lines: its output, once it has ended.
         cpu_share: of one core, from when it had settled until it was ended; None if it was not
             there any more.
     """
@@ -158,7 +158,7 @@ class Sampler:
         return found
 
     def facts(self, source: str) -> dict[str, str]:
-        """Return what a source said of its device when it opened it."""
+        """Return the facts that a source reported of its device on opening."""
         return next((one.facts for one in self.samples if one.source == source and one.facts), {})
 
     def _wait_for_words(self) -> None:

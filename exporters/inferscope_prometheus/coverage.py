@@ -108,7 +108,7 @@ class Coverage:
             theirs = {engine_id: self._finished_of(url) for engine_id, url in self._pages().items()}
             if self._is_over.wait(self._behind_s):
                 return
-            # A page that now belongs to another engine says nothing about the previous one.
+            # A page that now belongs to another engine has no information about the previous one.
             self._covered = {name: self._covered.get(name) or Covered() for name in theirs}
             for engine_id, num in theirs.items():
                 ours = self._ours.get(engine_id)

@@ -45,7 +45,7 @@ def when_imported(observers: Mapping[str, str]) -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds nothing itself; has the loader of a module that it waits for tell when it is done."""
+    """Finder of no modules: it has loaders report when an awaited module is executed."""
 
     def __init__(self, observers: dict[str, str]) -> None:
         self._observers = observers
@@ -99,7 +99,7 @@ def _call_when_executed(loader: Any, observe: Callable[[ModuleType], bool]) -> N
 
 
 def _observe(module: ModuleType, observer: str) -> None:
-    """Call an observer; what goes wrong in it is ours, and said, not the program's."""
+    """Call an observer; its faults are logged and never reach the program."""
     where, _, function = observer.partition(":")
     try:
         getattr(importlib.import_module(where), function)(module)

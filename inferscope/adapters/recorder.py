@@ -2,7 +2,7 @@
 
 A ring has one writing thread, and a timer one step at a time. So each thread that generates while
 others do takes a recorder of its own. A recorder belongs to one model: its timer is that of the
-model's device, and its ring says what the model is.
+model's device, and its ring describes the model.
 
 Each model is an engine of its own to readers, for an engine has one shape, one device and one fit
 of its cost. The first has the process's engine ID, the second that ID with `-2` behind it, and so
@@ -157,7 +157,7 @@ class Recorders:
     def take(
         self, model: Any, describe: Describe, *, place: str = "", thread: int = 0
     ) -> Recorder | None:
-        """Return a recorder of a model that is not in use; None, once said, if there are too many.
+        """Return a recorder of a model that is not in use; None, logged once, if too many are.
 
         Args:
             model: what generates.

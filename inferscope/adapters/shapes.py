@@ -69,7 +69,7 @@ def shape_of(
     Args:
         config: a `PretrainedConfig`, or an object with its attributes.
         activation_bits: as the engine computes; None for the configuration's dtype.
-        weight_bits: as the engine stores them; None for what the configuration's quantisation says.
+        weight_bits: as the engine stores them; None for those of the configuration's quantisation.
         kv_bits: of the cache; None for `activation_bits`.
     """
     inner = getattr(config, "get_text_config", None)

@@ -1,6 +1,6 @@
 """The cost book: the model in force for each execution mode, and its accuracy.
 
-A mode starts with what this device was calibrated to, where its engine says so, else with the
+A mode starts with what this device was calibrated to, where its engine names it, else with the
 roofline of the model's shape, and moves to the online fit when there is one.
 Beside each model stands the ratio of measured to modelled time over its recent steps: the 20th
 percentile is what a healthy step takes, the median less one is the residual that gets published.
@@ -139,7 +139,7 @@ class Mode:
         Args:
             rows: [steps, kept], see `fit.features`.
             measured_ns: [steps], their delays, over all stages.
-            modelled_ns: [steps], what the model in force said.
+            modelled_ns: [steps], time by the model in force.
             stages_ns: [steps], times of the stages of a pipeline; empty where there is none.
 
         Returns:
@@ -374,7 +374,7 @@ class CostBook:
     def compute_peaks(self) -> dict[str, float]:
         """Return the device's compute rates for this model in FLOPs per second, likewise.
 
-        In what the model's activations are: a maker tells nothing of 32 bits.
+        In what the model's activations are: manufacturers publish no rate for 32 bits.
         """
         shape = self._shape
         if shape is None:
@@ -405,7 +405,7 @@ class CostBook:
     def bounds(
         self, model: StepModel, tokens: Ints, contexts: Ints, prefills: list[int]
     ) -> Bounds | None:
-        """Return what measured steps say a step's members take alone at most.
+        """Return the longest time, by measured steps, that a step's members take alone.
 
         A model that few steps have taught is bounded for all of them, another one for prefills: it
         knows those of their size from extrapolation only, where most prompts are long. Steps of

@@ -222,7 +222,7 @@ class OnlineFit:
             solution = _non_negative(gram, target, solution)
         if not solution.any():
             return None
-        if prior is not None:  # no step says anything of these
+        if prior is not None:  # no step has these
             solution[most == 0.0] = prior[most == 0.0]
         self._coefficients = solution / scale
         self._most = np.maximum(self._most, _KNOWN * most)

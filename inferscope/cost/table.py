@@ -61,11 +61,11 @@ def is_of_steps(table: CostTable) -> bool:
 
 
 def model_of(table: CostTable, shape: Shape | None, peaks: Peaks) -> StepModel | None:
-    """Return the model that a table describes; None where it is unsound or says too little.
+    """Return the model that a table describes; None where it is unsound or incomplete.
 
     Args:
         table: from a calibration.
-        shape: of the engine's model: a device's rates alone say nothing of a step.
+        shape: of the engine's model: a device's rates alone determine no step time.
         peaks: of the device by its maker, for what was not measured.
     """
     if not is_sound(table):

@@ -2,8 +2,8 @@
 
     residual = median over steps of measured / modelled, less one; not of cold steps
 
-Modelled is what the model in force said when the step was split, so that the residual is about the
-split that is shown. Which steps, is named beside it: an engine's last ones, a request's own.
+Modelled is the time by the model in force when the step was split, so that the residual is about
+the split that is shown. Which steps, is named beside it: an engine's last ones, a request's own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A queue is normal while something is scarce. Nothing is scarce for a queued requ
                         request over, and reported that neither slots, blocks nor tokens were short
 
 A long step proves nothing: until it ends the scheduler plans none. A prefill or decode
-worker of a disaggregated engine has requests that wait for the other worker, and no record tells
+worker of a disaggregated engine has requests that wait for the other worker, and no record shows
 which, so the number is unknown there.
 """
 

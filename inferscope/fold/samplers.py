@@ -18,7 +18,7 @@ class SamplerFold:
         num_samples: number of samples with values folded so far.
         silent: reason why a source reports nothing, by source and device.
         facts: description of the device at the source's start, by source and device.
-        made_up: plain UUIDs of devices in rings whose header says `synthetic`.
+        made_up: plain UUIDs of devices in rings marked `synthetic`.
     """
 
     def __init__(self) -> None:

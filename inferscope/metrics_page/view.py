@@ -62,7 +62,7 @@ class PageView(Document, frozen=True, kw_only=True):
     queue: BucketQuantiles | None
     """Queue time."""
     ledger: None = None
-    """Always null: a page does not say where a request's time went."""
+    """Always null: a page has no times of single requests."""
 
 
 class PageSource:

@@ -25,7 +25,7 @@ class Deferred:
     """Facts in the order in which they happened.
 
     Attributes:
-        probe: records them; its reports say since when some are deferred.
+        probe: records them; its reports have the time since which some are deferred.
         facts: when each happened, what records it, and with what.
         lock: is held while a fact is being recorded; its thread may acquire it again.
     """

@@ -1,7 +1,7 @@
-"""What the probe has to say, into the log of its host.
+"""Messages of the probe in the log of its host.
 
-`logging` is loaded only when something is said: it is a tenth of what importing the probe costs,
-and a probe that works has nothing to say.
+`logging` is loaded only with the first message: it is a tenth of what importing the probe costs,
+and a probe that works logs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of requests: as they are, or as digits that tell one from another and no more.
+"""Names of requests: as they are, or as digits that identify one and reveal no more.
 
     INFERSCOPE_IDS=hash
 

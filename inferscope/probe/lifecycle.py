@@ -206,7 +206,7 @@ class Life:
             self.fail(error)
 
     def follow(self, step: int) -> None:
-        """Stop or resume as the control byte says, between two steps of the engine."""
+        """Stop or resume by the control byte, between two steps of the engine."""
         now_ns = self._now()
         self.perform(now_ns, self._turn, self._turn, (now_ns, step))
 
@@ -224,7 +224,7 @@ class Life:
             self._pause(now_ns, OFF)
 
     def want(self, *, is_on: bool) -> None:
-        """Note what the control byte says; one that has failed stays off whatever it says."""
+        """Read the control byte; a probe that has failed stays off whatever it holds."""
         self.wants_on = is_on and self._log.state not in (FAILED, UNSUPPORTED)
 
     def note_unsupported(self, noted: tuple[int, str, bool]) -> None:
@@ -312,7 +312,7 @@ class Life:
         self._messages.append(f"{log.message} (INFERSCOPE_BUDGET)")
 
     def _pause(self, now_ns: int, state: int) -> None:
-        """Stop recording and say so: in a keyframe, for those who come, and in a report."""
+        """Stop recording; record that in a keyframe, for later readers, and in a report."""
         self._log.state = state
         self._spans.forget()
         self._log.restate(now_ns)

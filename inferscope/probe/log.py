@@ -7,7 +7,7 @@
 A keyframe comes every 10 s and every quarter of the ring, so a whole one is always there. It lists
 512 requests in flight at once and the others 256 at a time, behind each record written: listing
 65,536 at once takes 40 to 70 ms. `Clock` ends it. A record too large for its ring is left out and
-counted, and the next report says so.
+counted, and the next report has the count.
 
 A signal handler may raise in the middle of any method. The frame being written is then completed
 by the next write, or, where its writing had not begun, left out without a number; all others are
@@ -80,7 +80,7 @@ class Log:
         clock: the two clocks.
         requests: what is in flight, for keyframes.
         state: one of `PROBE_STATES`.
-        message: what the next reports say of the probe.
+        message: note on the probe in the next reports.
         unsupported: features of the engine that cannot be observed, at most MOST_UNSUPPORTED.
         num_errors: failures so far.
         odd: argument values that no record could hold.
@@ -230,7 +230,7 @@ class Log:
         )
 
     def close(self) -> None:
-        """Leave the ring on disk, its last word said."""
+        """Leave the ring on disk, its last record written."""
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.beat(0)

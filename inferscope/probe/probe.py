@@ -16,7 +16,7 @@ its own write where the ring's file system blocks; in memory (tmpfs) none does:
     a call within a call of its thread    is queued, and written before the outer one returns;
                                           of too many the last are left out: `lost_calls`
     a record too large for its ring       is left out, and readers know that they miss it
-    any other exception, a fault of ours  switches the probe off for good and says so once
+    any other exception, a fault of ours  switches the probe off for good, logged once
 
 Exceptions that are not `Exception`, such as KeyboardInterrupt, and those of the host's signal
 handlers pass through. A call without a required argument is a TypeError, as everywhere in Python.
@@ -425,7 +425,7 @@ class Probe:
         log = self._log
         if is_paused is (log.paused_ns is not None):
             return
-        # Noted while switched off too: the keyframe of switching on tells it.
+        # Noted while switched off too: the keyframe of switching on has it.
         log.paused_ns = t_ns if is_paused else None
         if self._life.on:
             log.restate(t_ns)
@@ -785,7 +785,7 @@ class Probe:
         mode: str | None = None,
         padded_tokens: int | None = None,
     ) -> None:
-        """Note what the step stopped last computed, on a rank whose slices the core tells.
+        """Note what the step stopped last computed, on a rank whose slices the core records.
 
         By the digest of these its span and the core's slices recognise each other.
 
@@ -894,7 +894,7 @@ class Probe:
     def unsupported(self, feature: str, *, is_everything: bool = False) -> None:
         """Report a feature of the engine that cannot be observed, with the reason.
 
-        With `is_everything` the probe records nothing from now on, and its ring says so.
+        With `is_everything` the probe records nothing from now on, and its ring is marked so.
         """
         life, log = self._life, self._log
         if log.ring is None:

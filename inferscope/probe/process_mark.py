@@ -1,4 +1,4 @@
-"""A byte that tells a process from the children forked from it, for less than a system call.
+"""A byte that distinguishes a process from its forked children, for less than a system call.
 
 `os.fork` runs hooks in the child; a `fork` from C code does not. The kernel can clear a page in
 every child however it was made (MADV_WIPEONFORK, Linux 4.14): reading a byte of it takes 30 ns

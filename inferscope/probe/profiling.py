@@ -2,7 +2,7 @@
 
 Never on by default. While it runs, every operation of every thread is recorded, which slows the
 engine down, and writing the trace afterwards takes the interpreter for moments: this is for looking
-once, not for watching. By how much, `inferscope profile` tells from the engine's own steps.
+once, not for watching. `inferscope profile` measures by how much from the engine's own steps.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from itertools import count, islice
 from inferscope.records import WAITING, Live, RequestIndex
 
 MAX_LIVE = 65_536
-"""Beyond this the oldest entries are forgotten: an engine that never says `finished` must not grow
-us without bound."""
+"""Beyond this the oldest entries are forgotten: an engine that never records `finished` must not
+grow us without bound."""
 _FORGOTTEN_AT_ONCE = 256
 """The first entry of a dict is found by walking over those deleted before it: measured here, up to
 0.2 ms, or 1 µs per request forgotten."""

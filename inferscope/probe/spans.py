@@ -1,7 +1,7 @@
-"""The spans: what the timer says of the steps, put into the log beside the slices it belongs to.
+"""Spans: the timer's times of the steps, written to the log beside the slices they belong to.
 
-A span appears when its step is through, which a device says one or two steps later. Until then the
-ring's word `pending` holds the start of the oldest step without one, for readers that must not
+A span appears when its step is through, which a device reports one or two steps later. Until then
+the ring's word `pending` holds the start of the oldest step without one, for readers that must not
 take a missing span for an idle device.
 """
 
@@ -24,8 +24,8 @@ class Signature(NamedTuple):
     Attributes:
         digest: by which its span and its slices recognise each other.
         tokens: prefills' and others', where the slices are recorded elsewhere.
-        mode: how it was launched; None for what was said as it began.
-        padded_tokens: that it was padded to; None for what was said as it ended.
+        mode: how it was launched; None for what was given as it began.
+        padded_tokens: that it was padded to; None for what was given as it ended.
     """
 
     digest: int = 0

@@ -3,7 +3,7 @@
 A timer is started before a step's first launch and stopped when its last one is queued (device)
 or its outputs are on the host (host). It never waits for the device: `reap` asks which events are
 done and takes only those, so a span appears when the device is through with it, a step or two
-later, and `pending_ns` says from when on spans are still missing.
+later, and `pending_ns` is the time from which spans are missing.
 """
 
 from __future__ import annotations

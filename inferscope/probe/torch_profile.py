@@ -294,7 +294,7 @@ def _forget_recording() -> None:
 def _forget(found: Any) -> None:
     """End a recording in a forked child, where a stop would call CUDA.
 
-    Callbacks of the host are removed with the profiler's: torch does not tell which is whose.
+    Callbacks of the host are removed with the profiler's: torch does not record their owners.
     """
     torch: Any = sys.modules["torch"]
     try:

@@ -102,7 +102,7 @@ def unpack_header(page: bytes) -> tuple[Identity, int, int]:
     """Return identity, capacity and format version.
 
     Raises:
-        ValueError: the page is not an intact header; the message says why.
+        ValueError: the page is not an intact header; the message has the reason.
     """
     if len(page) < PAGE:
         raise ValueError(f"{len(page)} bytes long, shorter than a ring's header")

@@ -9,7 +9,7 @@ gaps.
 The writer publishes its head only every 100 ms. Beyond the head, a frame is valid if it is whole
 and numbered above all that the header counts: frames of an earlier lap have lower numbers.
 
-No content of the file is trusted: the header's words only say where to read, and the checksum
+No content of the file is trusted: the header's words only locate what to read, and the checksum
 decides whether bytes are a frame.
 """
 
@@ -175,7 +175,7 @@ class RingReader:
             if self._bounds()[0] - start > self._capacity:
                 continue
             is_short = len(copied) < end - start
-            if is_short:  # the file is shorter than its header says
+            if is_short:  # the file is shorter than in its header
                 end = min(head, ring_end)
             is_cut = not is_short and end < min(head, ring_end)
             parsed = self._parse(copied, out, is_cut=is_cut, highest=sequence + 1)
@@ -386,7 +386,7 @@ class RingReader:
         return record if isinstance(record, Keyframe) else None
 
     def _resume(self, oldest: int) -> None:
-        """Move a lapped reader to a keyframe; the next frame's number tells the loss between."""
+        """Move a lapped reader to a keyframe; the next frame's number gives the loss between."""
         position = max(oldest, self._position)
         self._skipped_bytes += position - self._position
         self._reason = "lapped"

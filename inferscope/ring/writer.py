@@ -83,7 +83,7 @@ class RingWriter:
         Raises:
             FileExistsError: another writer has this name.
             NoRoom: there is too little space for this capacity.
-            RingUnavailable: the file cannot be created; the message says why.
+            RingUnavailable: the file cannot be created; the message has the reason.
         """
         self.path = path
         self.capacity = capacity = max(layout.MIN_CAPACITY, capacity & ~4095)

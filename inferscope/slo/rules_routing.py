@@ -40,7 +40,7 @@ def routing(scale: float = 1.0) -> dict[str, Any]:
         },
         "inhibit_rules": [
             {
-                # Unobserved requests say nothing about a budget.
+                # Unobserved requests do not count against a budget.
                 "source_matchers": [f'alertname="{BLIND}"'],
                 "target_matchers": ['slo!=""'],
                 "equal": ["model"],

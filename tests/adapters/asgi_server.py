@@ -117,7 +117,7 @@ class Front:
         return JSONResponse({})
 
     async def busy_loop(self, request: Request) -> Response:
-        """Answer once told to, and a while later; the server does nothing else meanwhile."""
+        """Answer a while after the signal; the server does nothing else meanwhile."""
         self.join(request)
         self.is_busy.set()
         self.may_go_on.wait(30)
@@ -146,7 +146,7 @@ class Front:
         return StreamingResponse(body())
 
     async def broken(self, request: Request) -> Response:
-        """Fail before the engine hears of it."""
+        """Fail before the engine receives it."""
         raise RuntimeError("their own fault")
 
 

@@ -1,4 +1,4 @@
-"""What a folder of rings says, as the export tells it, and sums over it."""
+"""Export of a folder of rings, and sums over it."""
 
 from __future__ import annotations
 

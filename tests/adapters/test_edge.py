@@ -1,4 +1,4 @@
-"""Over real HTTP: what a client is given, and when, is what the front end's ring says."""
+"""Over real HTTP: what a client is given, and when, is what the front end's ring records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Watched:
         return records(self.probe.path)
 
     def attributes(self, path: str, **others: str) -> dict[str, str]:
-        """Return what the record of a request to this server says besides."""
+        """Return the other fields of the record of a request to this server."""
         host, _, port = self.address.partition(":")
         return {"endpoint": path, "server.address": host, "server.port": port, **others}
 

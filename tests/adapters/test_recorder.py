@@ -1,4 +1,4 @@
-"""A program that ends while it is observed: most do not take the trouble to say that they end."""
+"""A program that ends while it is observed: most end without a call."""
 
 from __future__ import annotations
 

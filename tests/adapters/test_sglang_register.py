@@ -67,7 +67,7 @@ def engine(folder: Path, *, manager: str = MANAGER) -> Path:
 def observe_engine(
     tmp_path: Path, *command: str, program: str = SAY, **environment: str
 ) -> tuple[list[str], str]:
-    """Return what a process prints that registers twice, and what it says."""
+    """Return the output and the messages of a process that registers twice."""
     source = tmp_path / "program.py"
     source.write_text(program)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -233,7 +233,7 @@ def test_the_ring_reports_all_work_of_a_scheduler_and_changes_nothing(
 
 
 def _facts(path: Path, *, is_core: bool = True) -> dict[str, list[Any]]:
-    """Return what a ring says, without times and without the order of records of two kinds."""
+    """Return the facts of a ring, without times and without the order of records of two kinds."""
     facts: dict[str, list[Any]] = defaultdict(list)
     for kind in (StepPlan, StepSlices, StepSpan, Emitted, RequestEvent):
         for record in facts_of(kind, path):

@@ -63,7 +63,7 @@ from tests.probe.fakes import FakeClock, make_probe, of, tokens_of_slices, token
 
 
 class RecordingSink:
-    """A sink: what a fold says of steps and requests."""
+    """A sink of a fold's final steps and requests."""
 
     def __init__(self) -> None:
         self.steps: list[FinalStep] = []
@@ -435,7 +435,7 @@ def test_a_fault_in_any_hook_is_reported_once_and_changes_nothing(
     finally:
         patches.restore()
     assert [vars(request) for request in observed] == [vars(request) for request in untouched]
-    # Each ring's own probe says it, one that is closed by then does not.
+    # Each ring's own probe reports it; one that is closed by then does not.
     assert 1 <= caplog.text.count("our own mistake") <= max(1, len(patches.probes))
     assert probes or hook in ("initialised", "configured"), "a worker's ring is opened last"
     assert not any(probe.on for probe in probes)

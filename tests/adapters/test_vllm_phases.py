@@ -1,4 +1,4 @@
-"""Every token of a vLLM request is in one row, of the phase that its position says."""
+"""Every token of a vLLM request is in one row, of the phase of its position."""
 
 from __future__ import annotations
 

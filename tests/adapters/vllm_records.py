@@ -1,4 +1,4 @@
-"""What the rings of a vLLM say, without times and numbers that differ from run to run."""
+"""Facts in the rings of a vLLM, without times and numbers that differ from run to run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stated(path: Path) -> list[Record]:
 
 
 def facts(rings: Path) -> dict[str, list[str]]:
-    """Return what all rings say, each fact in a line, and the order in which they happened.
+    """Return the facts of all rings, each in a line, and the order in which they happened.
 
     Requests are those of one core. Facts of one kind that follow each other are in no order: some
     are read from sets.

@@ -57,7 +57,7 @@ def model_of(
 
 
 class Bench:
-    """A ledger with requests by slot, named r1, r2, …; steps of what the test says."""
+    """A ledger with requests by slot, named r1, r2, …; steps that the test gives."""
 
     def __init__(self, num_slots: int = 64, model: StepModel | None = None) -> None:
         self.ledger = Ledger(num_slots)

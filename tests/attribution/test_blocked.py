@@ -7,7 +7,7 @@ from inferscope.attribution.blocked import BlockedTime
 
 TIME = st.integers(0, 60)
 INTERVALS = st.lists(st.tuples(st.integers(-5, 60), TIME), max_size=12)
-"""Lengths and ends; damaged records may say anything."""
+"""Lengths and ends; damaged records may hold anything."""
 
 
 @given(INTERVALS, TIME, TIME, TIME)

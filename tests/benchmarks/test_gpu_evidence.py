@@ -314,7 +314,7 @@ def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
 
 
 def in_turn(kit: Kit, turns: int) -> tuple[list[tuple[str, Any]], Any]:
-    """Return decodes and prefills by turns, that move 1.2 and 0.9 of what the model says."""
+    """Return decodes and prefills by turns, that move 1.2 and 0.9 of the modelled bytes."""
     at_ns, phases, traffic = 0, [], list[tuple[float, float, float]]()
     for turn in range(turns):
         for name, length_ns, rate, factor in (

@@ -17,7 +17,7 @@ from tests.cli.running import Run, inferscope
 
 
 def one_line(*arguments: str, rings: Path, code: int, **environment: str) -> str:
-    """Run a command that must fail, and return what it says."""
+    """Run a command that must fail; return its message."""
     done = inferscope(*arguments, rings=rings, **environment)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""

@@ -26,7 +26,7 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(line)
     sys.stdout.flush()
 """
-"""Says what it is given, a line at a time, and ends with its input or at an empty line."""
+"""Child that prints its input by line, and ends with it or at an empty line."""
 
 
 class Start:

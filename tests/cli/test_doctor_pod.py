@@ -24,7 +24,7 @@ def looked(folder: Path, mounts: str, *, has_engine: bool = True, **env: str) ->
 
 
 def lines(fix: str) -> dict[str, Any]:
-    """Return the lines of a fix as YAML has them; the first says where they belong."""
+    """Return the lines of a fix as YAML has them; the first states where they belong."""
     manifest: dict[str, Any] = yaml.safe_load(fix.partition("\n")[2])
     return manifest
 

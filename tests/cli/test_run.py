@@ -1,4 +1,4 @@
-"""`run` changes nothing about a command but that it is observed, and says when it cannot be."""
+"""`run` changes nothing about a command but that it is observed, and reports when it cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that say of themselves that they were made up: whatever is made of them says so, too."""
+"""Records marked as synthetic: everything derived from them is marked, too."""
 
 from __future__ import annotations
 

@@ -384,7 +384,7 @@ def test_the_solver_finds_the_minimum_from_wherever_it_starts(seed: int) -> None
 
 
 def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is() -> None:
-    """Decodes take ten times what the roofline says, prefills what it says."""
+    """Decodes take ten times the roofline's time, prefills its time."""
     book = CostBook()
     book.describe(EngineInfo(0, "test", shape=SMALL, device="cpu", num_threads=2))
     decode, prefill = batch_of([1, 1], [50, 80]), batch_of([128], [0])

@@ -26,7 +26,7 @@ def moved(rates: HbmRates, slices: list[Slice]) -> tuple[int, int]:
 def test_kv_is_what_each_rank_s_heads_see_and_add(
     shape: Shape, slices: list[Slice], num_ranks: int
 ) -> None:
-    """Told from the rest by what 16 bits take beyond 8: all else is the same."""
+    """Isolated by what 16 bits take beyond 8: all else is the same."""
     shape = replace(shape, num_heads=4 * shape.num_heads, kv_bits=8)
     wide = replace(shape, kv_bits=16)
     narrow_moved = moved(hbm_rates(shape, num_ranks), slices)

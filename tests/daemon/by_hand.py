@@ -1,4 +1,4 @@
-"""An engine without a model that does what its standard input says, a line at a time.
+"""An engine without a model that does what its standard input commands, a line at a time.
 
 queue ID        a request comes in and is left waiting
 begin ID        a request comes in and its prompt is computed

@@ -1,4 +1,4 @@
-"""Pins where files cannot grow: run with a folder; prints what the collector would say."""
+"""Pins where files cannot grow: run with a folder; prints the collector's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second rank of the engine of by_hand.py: it executes steps as its standard input says.
+"""A second rank of the engine of by_hand.py: it executes steps as its standard input commands.
 
 step N   it executes a step
 hang N   it begins a step, and no more

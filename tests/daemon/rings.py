@@ -38,7 +38,7 @@ class Time:
 
 
 class Ring:
-    """Restates itself every ten seconds and says every half second that it is well."""
+    """Ring with a keyframe every ten seconds and a health record every half second."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A collector and an engine, each a process of its own, and what a scrape says."""
+"""A collector and an engine, each a process of its own, and the samples of a scrape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def eventually(is_so: Callable[[], bool], *, latest_s: float = LATEST_S) -> None
 
 
 class Scrape:
-    """What /metrics said once."""
+    """One page of /metrics."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -39,7 +39,7 @@ class Scrape:
         self._samples = [sample for family in self.families.values() for sample in family.samples]
 
     def of_engine(self, engine_id: str) -> Scrape:
-        """Return what was said of one engine."""
+        """Return the samples of one engine."""
         part: Scrape = Scrape.__new__(Scrape)
         part.text, part.families = self.text, self.families
         part._samples = [s for s in self._samples if s.labels["engine_id"] == engine_id]

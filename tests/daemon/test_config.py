@@ -1,4 +1,4 @@
-"""What can be configured, and what is said of what cannot."""
+"""What can be configured, and the errors for what cannot."""
 
 from __future__ import annotations
 

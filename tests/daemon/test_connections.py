@@ -27,7 +27,7 @@ ENGINE = "tests.daemon.by_hand"
 
 @contextmanager
 def audited(folder: Path, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a module whose connections are written down in the folder, as its name says."""
+    """Run a module whose connections are written down in the folder."""
     with child(
         [
             *(sys.executable, "-m", "tests.daemon.audited"),
@@ -116,7 +116,7 @@ def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_
 
 
 def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
-    """It would be seen: traces go to where the configuration says."""
+    """It would be seen: traces go to the configured address."""
     config = tmp_path / "collect.yaml"
     config.write_text(
         "exporters:\n  otlp: {endpoint: 'http://127.0.0.1:9/v1/traces'}\n", encoding="utf-8"

@@ -1,4 +1,4 @@
-"""The end of a collector: what engines said before it was asked to end is still handed on."""
+"""The end of a collector: what engines recorded before the signal is still exported."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PHASES = "inferscope_gpu_phase_seconds_total"
 
 @dataclass(frozen=True)
 class Fleet:
-    """What each host said at the end, what Prometheus made of it, and what was recorded."""
+    """What each host exported at the end, what Prometheus made of it, and what was recorded."""
 
     scrapes: list[Scrape]
     prometheus: Prometheus

@@ -1,4 +1,4 @@
-"""What exporters are told of what engines have noted of a request."""
+"""Headers of requests that engines recorded and exporters receive."""
 
 from __future__ import annotations
 

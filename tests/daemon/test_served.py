@@ -37,7 +37,7 @@ NAME, TENANT = "named-by-its-client", "acme-of-lyon"
 
 @dataclass
 class Served:
-    """What was asked of a server, and what all that looked on has told of it."""
+    """Requests of a server, and everything that was published of them."""
 
     server: Server
     answer: Any = None
@@ -231,7 +231,7 @@ def test_a_requests_spans_join_the_trace_of_its_client(served: Served) -> None:
 
 
 def secrets(served: Served) -> Iterator[tuple[str, bytes]]:
-    """Yield what must not be told, in the forms in which it could be."""
+    """Yield what must not be published, in the forms in which it could be."""
     texts = {"the prompt": CANARY, **{f"answer {n}": t for n, t in enumerate(served.answers)}}
     encode = load_tokenizer("builtin").encode
     for name, text in texts.items():
@@ -255,7 +255,7 @@ def test_no_prompt_completion_or_token_is_published(served: Served) -> None:
         if secret in content
     ]
     assert found == []
-    # All of it was looked through: what may be told is there.
+    # All of it was looked through: what may be published is there.
     anonymous = {
         where for where, content in served.published.items() if NAME.encode() not in content
     }

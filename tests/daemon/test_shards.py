@@ -183,7 +183,7 @@ def test_collector_that_would_count_an_engine_twice_is_refused_in_one_line(
 
 @dataclass(frozen=True)
 class Seen:
-    """What collectors told at the end, of engines that have left."""
+    """Last exports of collectors, for engines that have ended."""
 
     whole: Scrape
     shards: list[Scrape]

@@ -122,7 +122,7 @@ def test_a_hung_request_is_bad_once_under_any_collector_at_its_end(tmp_path: Pat
             engine.do("end h client_cancel", "queue i")
             eventually(lambda: in_window(second, "ttft")[1] == 2)
             seen = second.scrape()
-            # The first collector has told the request, this one why.
+            # The first collector has counted the request, this one its cause.
             assert counts(seen, "ttft")[1] == 1
             assert seen.total("inferscope_slo_breaches_total", slo="ttft") == 1
 

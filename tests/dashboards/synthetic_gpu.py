@@ -1,4 +1,4 @@
-"""An engine and a sampler that make a GPU up, until standard input ends; their rings say so.
+"""An engine and a sampler that make a GPU up, until standard input ends; their rings are marked so.
 
 Steps last as long as they really take; what is counted in them is invented: SMs active and bytes by
 phase, energy by phase and idle time, a throttled clock, an Xid.

@@ -123,7 +123,7 @@ def test_no_panel_is_empty(server: Prometheus) -> None:
 
 
 def test_the_budget_shown_is_the_one_that_is_promised(server: Prometheus) -> None:
-    """The ratio of the only collector says the same: over each objective's window."""
+    """The ratio of the only collector is equal: over each objective's window."""
     (query,) = [query for query in ASKED if query.panel == "Remaining budget"]
     shown, by = filled(query.expr), "model_name, slo"
     budget = f"max by ({by}) (inferscope_slo_budget_remaining_ratio)"

@@ -125,7 +125,7 @@ class Claim:
 
     @property
     def text(self) -> str:
-        """What the cell says."""
+        """Text of the cell."""
         return f"{self.level}: {self.note}" if self.note else self.level
 
 
@@ -148,7 +148,7 @@ class Evidence:
             self.outcome_by_test.setdefault(test, outcome)
 
     def findings(self) -> dict[Finding, str]:
-        """Return what the cells are to say that this session can judge."""
+        """Return the texts of the cells that this session can judge."""
         tests: dict[Finding, list[tuple[Claim, Outcome | None]]] = defaultdict(list)
         for test, claims in self.claims_by_test.items():
             for claim in claims:
@@ -165,7 +165,7 @@ class Evidence:
 
 @dataclass
 class Table:
-    """What the cells say."""
+    """Texts of the cells."""
 
     cells: dict[Cell, str] = field(default_factory=dict)
 

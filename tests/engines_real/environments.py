@@ -32,7 +32,7 @@ def folder_of(specification: str) -> str:
 
 
 def python_of(specification: str) -> Path:
-    """Return the interpreter of an environment; build it, or skip the test and say why."""
+    """Return the interpreter of an environment; build it, or skip the test with the reason."""
     python = PEERS / "venvs" / folder_of(specification) / "bin" / "python"
     setup = os.environ.get("INFERSCOPE_SETUP")
     if not python.exists() and setup is not None:

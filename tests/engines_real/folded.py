@@ -1,4 +1,4 @@
-"""What a real engine's rings say to the exporters: requests, roots of traces, a page of metrics."""
+"""What exporters make of a real engine's rings: requests, roots of traces, a page of metrics."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Folded:
         self.requests.append(request)
 
     def root(self, external_id: str) -> dict[str, Any]:
-        """Return what the trace says of the one request that a client named so."""
+        """Return the attributes of the one request that a client named so."""
         (found,) = (each for each in self.requests if each.external_id == external_id)
         return self.roots[found.request_id]
 
     def asked(self, external_id: str) -> dict[str, Any]:
-        """Return what it says was asked, without the model and the engine's id."""
+        """Return the request's parameters, without the model and the engine's id."""
         start = "gen_ai.request."
         values = {k.removeprefix(start): v for k, v in self.root(external_id).items() if start in k}
         return {name: value for name, value in values.items() if name not in ("model", "id")}

@@ -43,7 +43,7 @@ _GRACE_S = 30.0
 
 
 def require(python: Path = PYTHON) -> None:
-    """Skip, and say why, where there is no SGLang with our plug-in."""
+    """Skip, with the reason, where there is no SGLang with our plug-in."""
     if not python.exists() or not (CHECKPOINT / "config.json").exists():
         pytest.skip(f"no SGLang environment in {PEERS} (INFERSCOPE_PEERS)")
     probe = subprocess.run([python, "-c", "import inferscope"], cwd="/", check=False)
@@ -90,7 +90,7 @@ class Server:
         return home
 
     def export(self, out: Path, source: Path | None = None) -> list[dict[str, Any]]:
-        """Return what the rings, or a recording, say as rows of the export."""
+        """Return the rows of the export of the rings, or of a recording."""
         self.inferscope("export", str(source or self.home), "--force", "-o", str(out))
         return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -176,7 +176,7 @@ class Answer:
 
     @property
     def cached(self) -> int:
-        """Return the prompt's tokens that came from the cache, as the API says."""
+        """Return the prompt's tokens that came from the cache, by the API."""
         return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
 
@@ -261,7 +261,7 @@ async def _events(
 
 @dataclass
 class Work:
-    """What an export says was computed for one request."""
+    """Tokens computed for one request, by an export."""
 
     tokens: int = 0
     recomputed: int = 0

@@ -1,4 +1,4 @@
-"""The table of what works says what tests have shown, and nothing else."""
+"""The table of what works states what tests have shown, and nothing else."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def is_chunk(rows: Rows, prompts: dict[str, int]) -> bool:
 
 
 def lacks_at(python: Path, engine: str) -> tuple[Lack, ...]:
-    """Return what the static check says that an environment's engine lacks."""
+    """Return what an environment's engine lacks by the static check."""
     package = {"vLLM": "vllm", "SGLang": "sglang"}.get(engine, engine)
     (found,) = (each for each in engines_of(str(python)) if each.engine.package == package)
     assert found.is_observed

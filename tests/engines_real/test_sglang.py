@@ -1,4 +1,4 @@
-"""The adapter on a real SGLang, against what the server's own API and its client say."""
+"""The adapter on a real SGLang, against the server's own API and its client."""
 
 from __future__ import annotations
 

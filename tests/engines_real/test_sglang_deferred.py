@@ -56,7 +56,7 @@ def _core(server: Server) -> Path:
 
 
 def facts_by_request(ring: Path) -> dict[str, dict[str, list[Any]]]:
-    """Return what a ring says of each request that a test has sent, without times and numbers."""
+    """Return the facts in a ring of each request that a test sent, without times and numbers."""
     events = of(RequestEvent, ring)
     names = {event.index: event.request_id for event in events if event.request_id}
     facts: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))

@@ -80,7 +80,7 @@ def _logged(server: Server, hook: str) -> list[str]:
 
 
 def _num_failed(server: Server) -> int:
-    """Return how many rings say of their probe that it failed."""
+    """Return the number of rings whose probe failed."""
     last = [of(ProbeHealth, ring)[-1] for ring in server.home.glob("*.ring")]
     return sum(each.state == FAILED for each in last)
 

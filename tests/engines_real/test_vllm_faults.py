@@ -1,4 +1,4 @@
-"""Our own faults in a real vLLM server: said, and without effect on any answer."""
+"""Our own faults in a real vLLM server: reported, and without effect on any answer."""
 
 from __future__ import annotations
 

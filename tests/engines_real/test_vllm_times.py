@@ -45,7 +45,7 @@ THEIRS = {
 
 @dataclass
 class Day:
-    """What a server was asked, and what it and its rings said of it."""
+    """Requests of a server, with its own times and those of its rings."""
 
     texts: list[Ask]
     crowd: list[Ask]
@@ -56,7 +56,7 @@ class Day:
     lines: list[dict[str, Any]]
 
     def of(self, ask: Ask) -> dict[str, Any]:
-        """Return what our export says of a request."""
+        """Return our export of a request."""
         (line,) = (r for r in of_kind(self.lines, "request") if r["external_id"] == ask.name)
         return line
 

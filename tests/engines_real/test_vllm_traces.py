@@ -38,7 +38,7 @@ ASKED = {
     "traced": BODIES["traced"],
     "another": {"max_tokens": 16, "temperature": 0, "stream": False},
 }
-"""What the spans are to say: without a limit vLLM's API has one of 16 tokens."""
+"""Expected attributes of the spans: without a limit vLLM's API has one of 16 tokens."""
 
 
 @pytest.mark.conformance("vLLM", "what was asked of the sampling (`gen_ai.request.*`)")

@@ -82,9 +82,9 @@ class _Engine:
                 self._end(
                     life, max(now_us, life.arrives, life.recorded_until_us) + 10, "server_abort"
                 )
-        for at_us, _, say in sorted(self._todo, key=lambda entry: entry[:2]):
+        for at_us, _, write in sorted(self._todo, key=lambda entry: entry[:2]):
             self.script.now_ns = START_NS + at_us * US
-            say()
+            write()
         return self.script
 
     def _arrive(self, life: _Life) -> None:

@@ -1,4 +1,4 @@
-"""Runs of the built-in engine, made to order, and what findings say of them."""
+"""Runs of the built-in engine, made to order, and their findings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serve(
     *,
     change: Callable[[Engine], None] = lambda engine: None,
 ) -> Judged:
-    """Serve requests on a schedule of steps, and judge what the rings say of it."""
+    """Serve requests on a schedule of steps, and judge the records of it."""
     monkeypatch.setenv("INFERSCOPE_DIR", str(folder))
     monkeypatch.setenv("INFERSCOPE_RING_MB", "8")
     engine = load_engine("builtin", options, open_probe=Probe.open)
@@ -91,7 +91,7 @@ def serve(
 
 
 def judge(folder: Path) -> Judged:
-    """Judge what a folder of rings says."""
+    """Judge a folder of rings."""
     watch, finals = RunSummarizer(), Finals()
     source = open_source(folder, sinks=(watch, finals), listen=watch.on_record)
     catch_up(source)

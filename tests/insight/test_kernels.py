@@ -21,7 +21,7 @@ US = 1000
 
 
 def mono(us: float) -> int:
-    """Return what the monotonic clock says at a time of the trace."""
+    """Return the monotonic time of a time of the trace."""
     return round(BASE_NS + us * US) - OFFSET_NS
 
 

@@ -101,7 +101,7 @@ def test_few_slots_make_first_tokens_late_and_the_device_has_room(served: Serve)
 def test_a_batch_beyond_what_the_device_gives_is_found(
     alone_ms: int, queue_ms: int, is_found: bool
 ) -> None:
-    """Thirty decodes take 40 ms together; told by sums, for a fit on a busy machine is rough."""
+    """Thirty decodes take 40 ms together; judged by sums, for a fit on a busy machine is rough."""
     run = RunSummary("engine")
     run.requests.after_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800)
     run.requests.life_ns.update(decode_own=alone_ms * 100, decode_co_batched=3_800, queue=queue_ms)

@@ -1,4 +1,4 @@
-"""Slow steps are laid to what their evidence says, and to nothing where there is none."""
+"""Slow steps are attributed to their evidence, and to nothing where there is none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POWER_CAP, THERMAL = 0x4, 0x20
 
 
 class Second(NamedTuple):
-    """What a second of a run is like: steps of 10 ms that take longer, and what samples say."""
+    """What a second of a run is like: steps of 10 ms that take longer, and their samples."""
 
     slower: float = 0.0
     """Excess of every step over its modelled time."""

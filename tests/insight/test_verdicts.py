@@ -1,4 +1,4 @@
-"""What is said of objectives is what the breach says."""
+"""Sentences on objectives agree with the breach."""
 
 from __future__ import annotations
 

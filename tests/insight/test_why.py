@@ -1,4 +1,4 @@
-"""What is said of a request never contradicts its ledger."""
+"""The explanation of a request never contradicts its ledger."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def everyone() -> list[tuple[Facts, dict[str, int]]]:
 
 
 class _Ledgers:
-    """Keeps what the fold says of each request."""
+    """Sink that keeps the facts of each request."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, dict[str, int]] = {}

@@ -48,7 +48,7 @@ class BrokenServer:
 
 
 class MoodyServer:
-    """Answers, fails or hangs, as the request's seed says."""
+    """Answers, fails or hangs, by the request's seed."""
 
     async def ask(self, ask: PlannedRequest) -> AsyncIterator[ReceivedTokens]:
         if ask.seed == 2:

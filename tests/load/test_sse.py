@@ -31,7 +31,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 
 def by_the_book(stream: bytes) -> list[bytes]:
-    """Read a whole stream as the standard's prose says, character by character."""
+    """Read a whole stream by the standard's prose, character by character."""
     text = stream.decode().removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     *whole, _ = text.split("\n")
     events, buffer = [], ""

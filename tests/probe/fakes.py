@@ -1,4 +1,4 @@
-"""A clock that stands still until told, a ring in a folder, and a way to read one back."""
+"""A clock that stands still until advanced, a ring in a folder, and a way to read one back."""
 
 from __future__ import annotations
 

@@ -176,11 +176,11 @@ def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_ra
     CALLS[call](probe, index)
     has_failed = parts[part].num_raised > 0
     assert has_failed or (part, call) not in SURELY_TOUCHES
-    # Closed already when its control byte fails: nothing is lost then, and nothing said.
+    # Closed already when its control byte fails: nothing is lost then, and nothing logged.
     is_heard = has_failed and (call, part) != ("close", "switch")
     assert probe.on is not (has_failed or call == "close")
     assert len(warnings(probe, caplog)) == is_heard
-    # Off is off: no other call fails again, or says it again, broken as the part still is.
+    # Off is off: no other call fails again, or logs it again, broken as the part still is.
     if has_failed:
         for other in CALLS.values():
             other(probe, index)

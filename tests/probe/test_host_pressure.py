@@ -1,4 +1,4 @@
-"""What the kernel says of a process that wants a CPU, read by the probe's own thread."""
+"""The kernel's counters of a process that wants a CPU, read by the probe's own thread."""
 
 from __future__ import annotations
 

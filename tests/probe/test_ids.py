@@ -24,7 +24,7 @@ def test_names_are_in_no_ring_and_find_their_request(
     monkeypatch.setenv("INFERSCOPE_ENGINE_ID", "discreet")
     monkeypatch.setenv("INFERSCOPE_IDS", asked)
     probe = Probe.open(EngineInfo(0, "by-hand", "1.0", model="none"))
-    # As a front end and a core have it: one request, told of twice under the same name.
+    # As a front end and a core have it: one request, recorded twice under the same name.
     first = probe.received(f"cmpl-{NAME}", external_id=NAME)
     again = probe.queued(f"cmpl-{NAME}", external_id=NAME, parent=OTHER, prompt_tokens=3)
     probe.admitted(again)

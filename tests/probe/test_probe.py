@@ -163,7 +163,7 @@ def test_a_pause_is_recorded_at_once_and_by_every_keyframe_until_its_end(tmp_pat
     switch(path, to=SWITCHED_OFF)
     for _ in range(2):
         tend(probe, clock)
-    probe.unpaused()  # told when the probe is switched on again
+    probe.unpaused()  # recorded when the probe is switched on again
     switch(path, to=SWITCHED_ON)
     for _ in range(2):
         tend(probe, clock)

@@ -1,4 +1,4 @@
-"""What the probe has to say is heard, unless its owner has said otherwise."""
+"""Messages of the probe are logged, unless its owner has configured otherwise."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def child(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Child]:
 
 
 def beats(reader: RingReader, times: int = 2) -> None:
-    """Wait for some more heartbeats, and so for what was said between them."""
+    """Wait for some more heartbeats, and so for what was logged between them."""
     seen = {reader.heartbeat_ns()}
     until(lambda: seen.add(reader.heartbeat_ns()) or len(seen) > times)
 
@@ -145,7 +145,7 @@ def test_a_server_survives_that_its_ring_is_shortened_and_readers_that_come_late
 def test_a_deleted_ring_is_reported_once_and_the_server_goes_on(child: Child) -> None:
     reader = RingReader(child.path)
     child.path.unlink()
-    beats(reader, times=4)  # the last of these inspections must say nothing more
+    beats(reader, times=4)  # the last of these inspections must log nothing more
     reader.close()
     code, lines = child.end()
     assert code == 0

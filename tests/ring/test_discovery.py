@@ -317,7 +317,7 @@ def test_the_folder_is_the_configured_one_then_one_in_tmp(
     assert ring_directory() == tmp.parent / "runtime" / "inferscope"
     assert usual not in search_directories()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert ring_directory() == usual  # and making it private says what is wrong
+    assert ring_directory() == usual  # and making it private reports what is wrong
     assert usual not in search_directories()
     monkeypatch.setenv("INFERSCOPE_DIR", "/some/where")
     assert ring_directory() == Path("/some/where")

@@ -38,7 +38,7 @@ def fill(ring: RingWriter, num: int, num_bytes: int = 100) -> None:
 
 
 def num_seen(found: list[Frame | Loss]) -> int:
-    """Frames given out and frames said to be missed."""
+    """Frames given out and frames reported as missed."""
     return sum(item.num_frames if isinstance(item, Loss) else 1 for item in found)
 
 

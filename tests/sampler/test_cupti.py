@@ -124,7 +124,7 @@ except Unavailable as reason:
 
 
 def asked(version: int) -> list[str]:
-    """Return what a release says of GH100, in a process of its own.
+    """Return the facts of a release on GH100, in a process of its own.
 
     In one that has another release loaded, the libraries of that one would answer.
     """

@@ -1,4 +1,4 @@
-"""What `doctor` says of a recorded device, through the real binding."""
+"""Rows of `doctor` for a recorded device, through the real binding."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ probe.close()
 
 
 class Engine:
-    """A process with a ring, which burns processor time when told to."""
+    """A process with a ring, which burns processor time on command."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

@@ -1,4 +1,4 @@
-"""The course of a PM session over a library that answers as the documentation says.
+"""The course of a PM session over a library that answers as documented.
 
 What the device itself does only a device can show (benchmarks/gpu); here it is what we make of it.
 """
@@ -39,7 +39,7 @@ OTHERS = {
     "pcie_read_bytes": 512.0, "pcie_write_bytes": 1024.0,
     "nvlink_receive_bytes": 16.0, "nvlink_send_bytes": 32.0, "l2_sectors": 9e4,
 }  # fmt: skip
-"""What CUPTI says of words that no step is joined to: in its units, per window."""
+"""CUPTI's values of words that no step is joined to: in its units, per window."""
 WALL_NS = 5
 """Offset of FakeClock's wall clock in nanoseconds."""
 

@@ -21,7 +21,7 @@ from tests.sampler.toy_source import PERIOD, ToySource, make_tape
 
 
 class Stage:
-    """A source, its turns, and what was said."""
+    """A source, its turns, and the logged lines."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
@@ -164,5 +164,5 @@ def test_a_ring_states_how_far_its_sources_are_and_what_they_cost(stage: Stage) 
     times = [record.t_ns for record in records(stage.path)]
     assert times == sorted(times)
     reader = RingReader(stage.path)
-    assert reader.heartbeat_ns() == 0  # its last word is said
+    assert reader.heartbeat_ns() == 0  # its last record is written
     reader.close()

@@ -1,4 +1,4 @@
-"""Series told as pieces, and what promtool makes of the generated rules with them."""
+"""Series given as pieces, and what promtool makes of the generated rules with them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gauge(*pieces: tuple[float, float]) -> str:
 
 
 def gone(minutes: float) -> str:
-    """Return a series that is not told of."""
+    """Return a series without values."""
     return f"stale _x{round(minutes * MINUTE) - 1}"
 
 
@@ -61,7 +61,7 @@ class Run:
     alerts: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, metric: str, values: str, **labels: str) -> None:
-        """Add a series of an engine, `a` at `host` unless it is said otherwise."""
+        """Add a series of an engine, `a` at `host` by default."""
         of = {
             "job": "inferscope",
             "instance": "host",
@@ -105,7 +105,7 @@ class Run:
             self.add(f"{name}_bucket", values, phase="decode", le=bound, **of)
 
     def ask(self, minute: float, query: str, *samples: tuple[Mapping[str, str], float]) -> None:
-        """Ask a query, and say what its answer has to be."""
+        """Add a query with its expected answer."""
         expected = [{"labels": _braces(labels), "value": value} for labels, value in samples]
         self.asks.append({"expr": query, "eval_time": _at(minute), "exp_samples": expected})
 

@@ -1,4 +1,4 @@
-"""What can be promised, and what is said of what cannot."""
+"""What can be an objective, and the errors for what cannot."""
 
 from __future__ import annotations
 

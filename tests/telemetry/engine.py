@@ -57,7 +57,7 @@ class SlowRunner(Runner):
 
 
 class FaultyFrontEnd(FrontEnd):
-    """The engine's front end, which can be told to be late."""
+    """The engine's front end, which can be delayed on command."""
 
     is_late = False
 

@@ -206,7 +206,7 @@ def test_a_breach_is_one_page_that_names_its_cause_and_leads_to_the_request(
         assert done.returncode == 0, done.stderr
         assert "Main cause: queue" in done.stdout, done.stdout
 
-        # Another fault, from which more are late. It is the same page, which now says so.
+        # Another fault, from which more are late. It is the same page, now with the new cause.
         all_of_it.engine.do("late")
         all_of_it.engine.do("burst 120")
         eventually(

@@ -1,4 +1,4 @@
-"""What the screen shows of a run's findings is what the command says of it."""
+"""What the screen shows of a run's findings is what the command prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live screen over a page: it says where it is from, and what is wrong when it cannot read."""
+"""The live screen over a page: it shows where it is from, and what is wrong when it cannot read."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     source ─► classes, methods, parameters, fields ─► compared with the table ─► Lack, ...
 
 Nothing of the engine is imported, so no device is touched and the check may run in another
-environment. What an engine makes as it runs, a class in a function say, is not seen.
+environment. What an engine makes as it runs, such as a class in a function, is not seen.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Installed(NamedTuple):
 
     engine: Engine
     version: str
-    """Empty where the environment does not say."""
+    """Empty where the environment does not name it."""
     lacks: tuple[Lack, ...]
 
     @property

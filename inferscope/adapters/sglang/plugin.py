@@ -7,7 +7,7 @@ own registry, which places them beside those of other plug-ins once all of them 
     scheduler process   scheduler, model worker        ─► `core`, or `worker` beside the first rank
     others              nothing
 
-A hook with no place to go to is said once, as `unsupported`, and then none is placed.
+A hook without a target is reported once, as `unsupported`, and then none is placed.
 """
 
 from __future__ import annotations

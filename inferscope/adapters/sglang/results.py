@@ -46,7 +46,7 @@ class Results:
         Args:
             probe: of this process.
             deferred: takes what is recorded later.
-            is_core: it tells of requests.
+            is_core: whether it records requests.
             is_deferring: results are recorded behind the next launch.
             counts_at_once: their tokens are counted now, for some may be taken back before it.
             record_rows: records the rows of a step.

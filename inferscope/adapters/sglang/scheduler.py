@@ -75,7 +75,7 @@ class SchedulerWatch:
 
         Args:
             probe: of this process.
-            is_core: it tells of requests and batches, not only of spans.
+            is_core: whether it records requests and batches, not only spans.
             pool: returns the KV pool's free tokens, and those that only the cache holds.
             block_tokens: SGLang's page size.
             total_tokens: of the KV pool.
@@ -85,7 +85,7 @@ class SchedulerWatch:
             end_left: how a request ended, one of `FINISHES`, that SGLang dropped without a hook.
             is_deferring: the device computes while `run_batch` returns: record behind launches.
             counts_at_once: tokens that have left may be taken back before the next launch.
-            clock: tells the time.
+            clock: source of times.
         """
         self.probe = probe
         self._is_core = is_core

@@ -1,4 +1,4 @@
-"""What transformers' models say of themselves, and how their steps are timed."""
+"""Descriptions of transformers' models, and the timers of their steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferscope.probe import EngineInfo, EventTimer, HostTimer, StepTimer, Torch
 
 
 def describe(model: Any, *, processor: Any = None) -> tuple[EngineInfo, StepTimer]:
-    """Return what the records say of a model, and the timer of its device.
+    """Return the description of a model for the records, and the timer of its device.
 
     Args:
         model: a `PreTrainedModel`.

@@ -23,7 +23,7 @@ _IS_STREAM = {"DELTA": True, "FINAL_ONLY": False}
 
 
 class FrontEndHooks:
-    """Observes the process that speaks HTTP; one engine client in each."""
+    """Observer of an API server process, which has one engine client."""
 
     def __init__(
         self, patches: Patches, id_of: Callable[[Any], str | None] = lambda core_client: None

@@ -49,7 +49,7 @@ def observe() -> None:
 
 
 def observe_front_end(module: ModuleType) -> None:
-    """Observe the process that speaks HTTP."""
+    """Observe the API server process."""
     FrontEndHooks(PATCHES, STARTS.id_of).install(getattr(module, "AsyncLLM", None))
 
 

@@ -1,7 +1,7 @@
 """Phases: which part of a scheduled request is prefill, which decode, which was computed before.
 
 vLLM's scheduler knows no phases: it lets `num_computed_tokens` catch up with the tokens there are.
-Where a request stands tells them apart:
+The position of a request distinguishes them:
 
     positions   0 ....... ever ....... num_prompt ....... num_tokens ....... + drafts
                 recomputed  (prefill)    prefill           decode             verify

@@ -97,7 +97,7 @@ class Signer:
             num_prefill += sum(row.tokens for row in part.rows if row.phase == PREFILL)
             is_team &= tokens == 1 and part.rows[0].phase == DECODE
             part.computed(accepted=0)
-            progress.rejected = 0  # contexts tell what was accepted
+            progress.rejected = 0  # contexts include what was accepted
         if is_team and not output.scheduled_new_reqs:
             self._team = list(output.num_scheduled_tokens)
             self._contexts = output.scheduled_cached_reqs.num_computed_tokens

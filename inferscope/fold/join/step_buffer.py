@@ -42,7 +42,7 @@ TIME, BYTES_READ, BYTES_WRITTEN, FLOPS = 0, 2, 4, 6
 NUM_EXPECTED = 8
 
 BY_EXPECTED = {SM_ACTIVE: TIME, BUSY: TIME, ENERGY: TIME, READ: BYTES_READ, WRITE: BYTES_WRITTEN}
-"""Expected amount that tells how much of each quantity samples cover."""
+"""Expected amount that measures the coverage of each quantity by samples."""
 # Offsets of the parts of a bucket's values: [phases · counted] each.
 VALUES, KNOWN, BLURRED = (part * 2 * NUM_COUNTED for part in range(3))
 NUM_GIVEN = 3 * 2 * NUM_COUNTED

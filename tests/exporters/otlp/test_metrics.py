@@ -86,7 +86,7 @@ def test_counts_go_on_and_failures_are_series_of_their_own(finals: Finals) -> No
 
 
 def on_a_gpu(view: Snapshot, **gauges: float) -> Snapshot:
-    """Return a look at the engine as if it ran on a GPU of which samplers told this."""
+    """Return a view of the engine as if it ran on a GPU with these samples."""
     (engine,) = view.engines
     device = changed(engine.devices[0], device="GPU-1b2c", health=DeviceHealth(xids={"xid_79": 2}))
     counters = changed(engine.counters, devices={"GPU-1b2c": DeviceCounters("H200", {}, gauges)})

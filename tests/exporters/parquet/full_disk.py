@@ -1,4 +1,4 @@
-"""Files that cannot grow: run with a folder, says what was lost and goes on when there is room."""
+"""Files that cannot grow: run with a folder, reports losses and continues when there is room."""
 
 from __future__ import annotations
 

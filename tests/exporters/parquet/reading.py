@@ -1,4 +1,4 @@
-"""What Parquet files say, as the lines that the contract has."""
+"""Parquet files as lines of the contract."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADDED = (
 
 
 def table(folder: Path, name: str) -> pa.Table:
-    """Return a table's files as one, oldest first, without what their folders say."""
+    """Return a table's files as one, oldest first, without the columns of their folders."""
     files = sorted(folder.glob(f"{name}/date=*/hour=*/*.parquet"))
     return pa.concat_tables([pq.ParquetFile(file).read() for file in files])
 

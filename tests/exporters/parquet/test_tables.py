@@ -1,4 +1,4 @@
-"""What is in the files is what the JSON Lines say, to the nanosecond, in the hour it belongs to."""
+"""Files hold what the JSON Lines hold, to the nanosecond, in the hour it belongs to."""
 
 from __future__ import annotations
 

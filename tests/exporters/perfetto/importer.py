@@ -33,7 +33,7 @@ class Slice:
 
 @dataclass
 class Imported:
-    """What the trace says, by the names of processes and tracks; times since its origin."""
+    """Contents of the trace, by the names of processes and tracks; times since its origin."""
 
     origin_ns: int
     other: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The trace says what the export says, and Perfetto's importer understands it to the nanosecond."""
+"""The trace agrees with the export, and Perfetto's importer understands it to the nanosecond."""
 
 from __future__ import annotations
 

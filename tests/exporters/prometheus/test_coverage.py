@@ -32,7 +32,7 @@ def test_both_counts_are_taken_over_the_same_time() -> None:
     covered.add(1000, 10)
     assert covered.ratio is None
     covered.add(1040, 48)
-    assert covered.ratio is None  # too few to say
+    assert covered.ratio is None  # too few to judge
     covered.add(1100, 90)
     assert covered.ratio == pytest.approx(0.8)
 

@@ -1,4 +1,4 @@
-"""A page says what its families hold, in both formats, as the client library reads them."""
+"""A page has what its families hold, in both formats, as the client library reads them."""
 
 from __future__ import annotations
 
