@@ -103,7 +103,7 @@ def killed_collector(folder: Path) -> Iterator[Callable[[bool], None]]:
         if is_on and running:
             end(running.pop())
         elif not is_on and not running:
-            running.append(start("collect", "--config", str(file), says="collecting"))
+            running.append(start("collect", "--config", str(file), until="collecting"))
             time.sleep(_SETTLE_S)
 
     switch(False)
@@ -117,7 +117,7 @@ def full_disk(folder: Path) -> Iterator[Callable[[bool], None]]:
     file = folder / "collect.yaml"
     pins = f"pins: {{folder: {folder}/pins, before_s: 5, after_s: 0.1, on: [signal]}}"
     file.write_text(f"exporters: {{prometheus: {{port: 0}}}}\n{pins}\n", encoding="utf-8")
-    process = start("collect", "--config", str(file), says="collecting")
+    process = start("collect", "--config", str(file), until="collecting")
 
     def switch(is_on: bool) -> None:
         limit = 4096 if is_on else _NO_LIMIT

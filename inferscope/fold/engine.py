@@ -286,8 +286,8 @@ class EngineFold:
             if at_ns > until_ns:
                 continue
             if action == lives.change:
-                transition, whose = arguments[:2]
-                if whose is known and transition in (
+                transition, of_request = arguments[:2]
+                if of_request is known and transition in (
                     RequestLifecycle.finished_in_engine,
                     RequestLifecycle.last_byte,
                 ):

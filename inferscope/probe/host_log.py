@@ -37,23 +37,23 @@ def warn(message: str, *values: object) -> None:
             _log(message, *values)
             return
         _messages.append(message % values if values else message)
-        _begin_to_speak()
+        _start_writer()
 
 
-def _begin_to_speak() -> None:
+def _start_writer() -> None:
     global _speaking_pid
     if _speaking_pid == os.getpid():
         return
     _speaking_pid = os.getpid()
     try:
-        start_thread(_speak)
+        start_thread(_write_pending)
     except BaseException as error:  # of a signal handler, too: the next line begins a thread
         _speaking_pid = 0
         if not isinstance(error, RuntimeError):  # the system gives no more threads
             raise
 
 
-def _speak() -> None:
+def _write_pending() -> None:
     global _speaking_pid
     while True:
         while _messages:

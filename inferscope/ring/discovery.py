@@ -277,8 +277,10 @@ def ring_paths(*folders: Path) -> list[Path]:
             home = path.parent
             if home not in trusted:
                 users = frozenset((os.geteuid(), 0, owner))
-                whose = owner_of(home)
-                trusted[home] = users | {whose} if is_shared or whose in users else frozenset()
+                owner_id = owner_of(home)
+                trusted[home] = (
+                    users | {owner_id} if is_shared or owner_id in users else frozenset()
+                )
             if owner_of(path) in trusted[home]:
                 found.append(path)
     return found

@@ -301,7 +301,7 @@ def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
         assert sum(booked.values()) == life.delivered_ns - life.arrived_ns
 
 
-def tell_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
+def book_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
     """Note the same long runs of decodes in each ledger, with what may come between; return when.
 
     The second ledger is folded in between, too.
@@ -363,7 +363,7 @@ def tell_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
 @given(st.integers(0, 2**32))
 def test_runs_of_decodes_are_booked_as_their_steps_one_by_one(seed: int) -> None:
     ledgers = [Ledger(8), Ledger(8)]
-    until_ns = tell_decodes(random.Random(seed), ledgers)
+    until_ns = book_decodes(random.Random(seed), ledgers)
     for ledger in ledgers:
         for slot in (1, 2, 3, 4, 5):
             ledger.note(slot, ABORTED, until_ns)

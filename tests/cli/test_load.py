@@ -22,7 +22,7 @@ from inferscope.cli.load import run as load_run
 from inferscope.cli.main import main
 from tests.children import child
 from tests.cli.running import ROOT, inferscope
-from tests.load.raw_server import SSE, RawServer, saying, whole
+from tests.load.raw_server import SSE, RawServer, sending, whole
 
 SERVER = ("-m", "inferscope.engine.start", "tests.load.engine_server")
 ANSWER = (
@@ -128,7 +128,7 @@ def test_what_is_asked_does_not_depend_on_how_the_server_fares(tmp_path: Path, e
         lines = sorted(rows(out), key=lambda row: row["scheduled_ns"])
         gaps.append([row["scheduled_ns"] - lines[0]["scheduled_ns"] for row in lines])
     out = tmp_path / "broken.jsonl"
-    with RawServer(saying(whole("500 Broken", b"{}"))) as broken:
+    with RawServer(sending(whole("500 Broken", b"{}"))) as broken:
         assert load(broken.url, *arguments, "--out", str(out), rings=tmp_path).returncode == 1
     lines = sorted(rows(out), key=lambda row: row["scheduled_ns"])
     gaps.append([row["scheduled_ns"] - lines[0]["scheduled_ns"] for row in lines])
@@ -152,7 +152,7 @@ def test_completions_send_a_prompt_and_the_summary_is_text(tmp_path: Path, engin
 
 
 def test_a_server_without_a_tokenizer_makes_lengths_approximate(tmp_path: Path) -> None:
-    with RawServer(saying(ANSWER)) as server:
+    with RawServer(sending(ANSWER)) as server:
         done = load(
             server.url, "--requests", "2", "--rate", "50", "--prompt-tokens", "9", rings=tmp_path
         )
@@ -163,7 +163,7 @@ def test_a_server_without_a_tokenizer_makes_lengths_approximate(tmp_path: Path) 
 
 def test_when_all_requests_fail_one_line_states_how(tmp_path: Path) -> None:
     body = b'{"error": {"message": "queue full"}}'
-    with RawServer(saying(whole("429 Too Many Requests", body))) as server:
+    with RawServer(sending(whole("429 Too Many Requests", body))) as server:
         done = load(server.url, "--requests", "3", "--rate", "50", "--json", rings=tmp_path)
     assert done.returncode == 1
     (line,) = without_progress(done.stderr)
@@ -241,21 +241,21 @@ def test_what_cannot_be_used_is_named(
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with RawServer(saying(ANSWER)) as server:
+    with RawServer(sending(ANSWER)) as server:
         done = load(server.url, "--out", "/none/client.jsonl", rings=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot write /none/client.jsonl" in done.stderr
 
 
 def test_a_load_too_short_for_any_request_is_reported(tmp_path: Path) -> None:
-    with RawServer(saying(ANSWER)) as server:
+    with RawServer(sending(ANSWER)) as server:
         done = load(server.url, "--rate", "0.001", "--duration", "0.1", rings=tmp_path)
     assert done.returncode == 1
     assert "no request was due within 0.1 s" in done.stderr
 
 
 def test_a_full_disk_ends_the_load_with_one_line(tmp_path: Path) -> None:
-    with RawServer(saying(ANSWER)) as server:
+    with RawServer(sending(ANSWER)) as server:
         done = load(server.url, "--requests", "200", "--rate", "400", "--out", "/dev/full",
                     rings=tmp_path)  # fmt: skip
     assert done.returncode == 2
@@ -309,7 +309,7 @@ def test_the_load_extra_is_all_it_needs(tmp_path: Path) -> None:
     for module in ("numpy", "torch", "textual", "yaml"):
         missing = f"raise ModuleNotFoundError('not here', name='{module}')\n"
         (tmp_path / f"{module}.py").write_text(missing, encoding="utf-8")
-    with RawServer(saying(ANSWER)) as server:
+    with RawServer(sending(ANSWER)) as server:
         path = os.pathsep.join([str(tmp_path), *sys.path])
         done = inferscope(
             "load", server.url, "--requests", "1", "--rate", "50", rings=tmp_path, PYTHONPATH=path

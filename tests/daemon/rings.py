@@ -78,7 +78,7 @@ class Ring:
         self.write(ProbeHealth(now_ns, ON, 0, 0, 0, now_ns))
         self._writer.beat(now_ns)
 
-    def say_goodbye(self) -> None:
+    def shut_down(self) -> None:
         """End as a process does that ends well."""
         self.write(ProbeHealth(self._time.now_ns, CLOSED, 0, 0, 0, self._time.now_ns))
         self._writer.beat(0)

@@ -122,7 +122,7 @@ class Engine:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self._hear("ready")
+        self._await_word("ready")
 
     def do(self, *lines: str) -> None:
         """Make it do something, and wait until it has."""
@@ -131,14 +131,14 @@ class Engine:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
             if line != "quit":
-                self._hear("done")
+                self._await_word("done")
 
     def kill(self) -> None:
         """End it as the kernel would."""
         self.process.kill()
         self.process.wait()
 
-    def _hear(self, word: str) -> None:
+    def _await_word(self, word: str) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == word
 

@@ -91,13 +91,13 @@ def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_
         line = collector.stderr.readline()
         url = line.split("serves ")[1].split()[0]
 
-        def tells(what: str) -> bool:
+        def is_counted(what: str) -> bool:
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return what in answer.read().decode()
 
-        eventually(lambda: tells('finish_reason="stop"} 0.0'))
+        eventually(lambda: is_counted('finish_reason="stop"} 0.0'))
         do(engine, "begin a", "go a 3", "end a stop")
-        eventually(lambda: tells('finish_reason="stop"} 1.0'))
+        eventually(lambda: is_counted('finish_reason="stop"} 1.0'))
         collector.send_signal(signal.SIGTERM)
         assert collector.wait(timeout=60) == 0
         engine.stdin.write("quit\n")

@@ -79,7 +79,7 @@ def test_engines_beyond_the_maximum_are_counted_and_followed_when_there_is_room(
     assert host.followed() == ["e0", "e1", "e2", "e3"]
     assert host.engines.num_refused["engines"] == 2
     assert sum("max_engines is 4" in note for note in host.engines.notes) == 2
-    host.rings.pop("e0").say_goodbye()
+    host.rings.pop("e0").shut_down()
     (host.folder / "e0" / "core-0-1.ring").unlink()
     host.time.now_ns += FORGET_NS
     host.look()
@@ -152,7 +152,7 @@ def test_a_spoofed_engine_id_changes_nothing_of_the_victim(
         os.chown(path, OTHER_UID + 1, OTHER_UID + 1)
     host.rings["spoof"] = spoof
     host.look()
-    spoof.say_goodbye()
+    spoof.shut_down()
     del host.rings["spoof"]
     for _ in range(6):
         host.look()

@@ -57,7 +57,7 @@ def test_a_killed_core_is_a_loss_though_its_front_end_leaves_in_order(watch: Wat
     watch.go_on(20, core, front)
     core.close()
     watch.go_on(2, front)
-    front.say_goodbye()
+    front.shut_down()
     watch.go_on(60)
     (view,) = watch.engines.snapshot().engines
     assert (view.is_alive, view.has_ended, view.health.probe_state) == (False, False, "on")
@@ -67,7 +67,7 @@ def test_a_killed_core_is_a_loss_though_its_front_end_leaves_in_order(watch: Wat
 def test_a_core_that_shuts_down_is_no_loss_whatever_its_front_end_does(watch: Watch) -> None:
     core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
     watch.go_on(20, core, front)
-    core.say_goodbye()
+    core.shut_down()
     front.close()
     watch.go_on(60)
     (view,) = watch.engines.snapshot().engines
@@ -79,7 +79,7 @@ def test_front_ends_alone_have_ended_when_all_have(watch: Watch) -> None:
     one = Ring(watch.folder, watch.time, role="frontend")
     other = Ring(watch.folder, watch.time, role="embedder")
     watch.go_on(20, one, other)
-    one.say_goodbye()
+    one.shut_down()
     other.close()
     watch.go_on(60)
     assert watch.pinned() == ["engine_lost"]
@@ -95,7 +95,7 @@ def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
     if is_killed:
         first.close()
     else:
-        first.say_goodbye()
+        first.shut_down()
     (before,) = watch.engines.snapshot().engines
     watch.go_on(away_s)
     second = Ring(watch.folder, watch.time, pid=2)
@@ -107,7 +107,7 @@ def test_an_engine_started_again_is_one_and_its_loss_is_one_pin(
     # The time between the incarnations is not counted, with the five seconds of detection.
     passed_s = (device.wall_ns - before.devices[0].wall_ns) / SECOND_NS
     assert passed_s == pytest.approx(30, abs=8)
-    second.say_goodbye()
+    second.shut_down()
     watch.go_on(30)
     assert watch.pinned() == ["engine_lost"] * is_killed
 
@@ -261,7 +261,7 @@ def test_clean_exit_is_not_lost_before_its_shutdown_record_is_folded(tmp_path: P
     incidents.on_snapshot(engines.snapshot())
     for _ in range(3000):  # more than a turn takes
         ring.write_all()
-    ring.say_goodbye()
+    ring.shut_down()
     time.now_ns += 10 * SECOND_NS
     assert engines.advance()
     for _ in range(3):

@@ -186,11 +186,11 @@ class Engine:
         self.steps[rank].append(step)
         span = StepSpan(step.end_ns, number, 0, start_ns, start_ns + 1, step.end_ns)
         self.write(now_ns, lambda: core.plan(number))
-        self.write(start_ns, lambda: self.tell_slices(core, number, step))
+        self.write(start_ns, lambda: self.write_slices(core, number, step))
         self.write(step.end_ns, lambda: core.write(span))
         return step
 
-    def tell_slices(self, core: Ring, number: int, step: Step) -> None:
+    def write_slices(self, core: Ring, number: int, step: Step) -> None:
         core.slices(number, [(index_of(core, r.name), n, before) for r, n, before in step.rows])
 
     def emit(self, rank: int, step: Step, at_ns: int) -> None:

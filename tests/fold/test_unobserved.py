@@ -115,9 +115,9 @@ def test_a_request_that_the_core_reported_keeps_its_ledger_whatever_becomes_of_t
 
 @pytest.mark.parametrize("state", [OFF, FAILED, OVER_BUDGET, UNSUPPORTED])
 @pytest.mark.parametrize("is_running", [False, True])
-@pytest.mark.parametrize("speaks_on", [False, True])
+@pytest.mark.parametrize("writes_on", [False, True])
 def test_a_request_of_a_core_that_is_observed_no_more_ends_with_its_last_byte(
-    state: int, is_running: bool, speaks_on: bool
+    state: int, is_running: bool, writes_on: bool
 ) -> None:
     script = Script()
     core, front = script.ring(), script.ring("frontend")
@@ -136,7 +136,7 @@ def test_a_request_of_a_core_that_is_observed_no_more_ends_with_its_last_byte(
     for second in range(1, 9):
         script.at(1000 * second)
         front.health()
-        if speaks_on:
+        if writes_on:
             core.keyframe(state=state)
     collector, finals = script.play(until_ms=15_000)
     final = finals.only()

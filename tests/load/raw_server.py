@@ -26,7 +26,7 @@ def whole(status: str, body: bytes, *, headers: str = "") -> bytes:
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
-def saying(*pieces: bytes, pause_s: float = 0.0) -> Script:
+def sending(*pieces: bytes, pause_s: float = 0.0) -> Script:
     """Write pieces, apart, and close."""
 
     async def script(writer: asyncio.StreamWriter) -> None:

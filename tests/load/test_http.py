@@ -13,7 +13,7 @@ from inferscope.load.http import HttpClient, HttpOptions, open_session
 from inferscope.load.open_loop import ClientTimes, OpenLoop
 from inferscope.load.workload import PlannedRequest
 from tests.load.asking import ask
-from tests.load.raw_server import SSE, RawServer, Script, saying, whole
+from tests.load.raw_server import SSE, RawServer, Script, sending, whole
 
 PROMPT = "the quick brown fox jumps over the lazy dog and goes home"
 DONE = b"data: [DONE]\n\n"
@@ -81,18 +81,18 @@ CHUNKED = SSE.replace(b"Connection: close", b"Transfer-Encoding: chunked")
 @pytest.mark.parametrize(
     ("script", "error", "detail", "tokens"),
     [
-        (saying(BUSY), "HTTP 429", "queue full", 0),
-        (saying(whole("500 Internal Server Error", b"<html>oops")), "HTTP 500", "", 0),
-        (saying(whole("422 Unprocessable", b'{"detail": [{"input": "x"}]}')), "HTTP 422", "", 0),
-        (saying(whole("307 Elsewhere", b"", headers="Location: /v2\r\n")), "HTTP 307", "", 0),
-        (saying(whole("200 OK", b'{"choices": []}')), "no stream", "application/json", 0),
-        (saying(b"SSH-2.0-OpenSSH_9.6\r\n"), "not HTTP", "no status line or headers", 0),
-        (saying(SSE, text("a"), b"data: {]\n\n"), "garbage", "DecodeError", 1),
-        (saying(SSE, text("a"), b'data: {"choices": 3}\n\n'), "garbage", "ValidationError", 1),
-        (saying(SSE, text("a"), FAILS), "error in the stream", "out of blocks", 1),
-        (saying(SSE, text("a"), text("b")), "cut off", "no finish_reason and no [DONE]", 2),
-        (saying(CHUNKED, TORN), "disconnected", "in the middle of the answer", 0),
-        (saying(b""), "disconnected", "before the answer", 0),
+        (sending(BUSY), "HTTP 429", "queue full", 0),
+        (sending(whole("500 Internal Server Error", b"<html>oops")), "HTTP 500", "", 0),
+        (sending(whole("422 Unprocessable", b'{"detail": [{"input": "x"}]}')), "HTTP 422", "", 0),
+        (sending(whole("307 Elsewhere", b"", headers="Location: /v2\r\n")), "HTTP 307", "", 0),
+        (sending(whole("200 OK", b'{"choices": []}')), "no stream", "application/json", 0),
+        (sending(b"SSH-2.0-OpenSSH_9.6\r\n"), "not HTTP", "no status line or headers", 0),
+        (sending(SSE, text("a"), b"data: {]\n\n"), "garbage", "DecodeError", 1),
+        (sending(SSE, text("a"), b'data: {"choices": 3}\n\n'), "garbage", "ValidationError", 1),
+        (sending(SSE, text("a"), FAILS), "error in the stream", "out of blocks", 1),
+        (sending(SSE, text("a"), text("b")), "cut off", "no finish_reason and no [DONE]", 2),
+        (sending(CHUNKED, TORN), "disconnected", "in the middle of the answer", 0),
+        (sending(b""), "disconnected", "before the answer", 0),
         (reset, "disconnected", "before the answer", 0),
         (never, "timeout", "after 1 s", 0),
         (silent_after_one, "timeout", "after 1 s", 1),
@@ -115,7 +115,7 @@ def test_refused_connection_is_a_failed_request() -> None:
 
 def test_a_refusal_that_quotes_the_prompt_is_not_kept() -> None:
     body = json.dumps({"error": {"message": f"invalid input: {PROMPT[4:30]!r}"}}).encode()
-    times = one(saying(whole("400 Bad Request", body)))
+    times = one(sending(whole("400 Bad Request", body)))
     assert times.error == "HTTP 400"
     assert times.detail == "(it quotes the prompt)"
 
@@ -128,7 +128,7 @@ def test_an_answer_is_the_same_in_pieces_of_any_size(size: int, end: bytes) -> N
     ) + DONE  # fmt: skip
     stream = stream.replace(b"\n", end)
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    times = one(saying(SSE, *pieces))
+    times = one(sending(SSE, *pieces))
     assert times.outcome == "finished", times.detail
     assert (times.tokens, times.prompt_tokens, times.output_tokens) == (2, 9, 2)
     assert times.cached_tokens == 4
@@ -137,7 +137,7 @@ def test_an_answer_is_the_same_in_pieces_of_any_size(size: int, end: bytes) -> N
 
 def test_byte_by_byte_each_token_is_timed_when_its_last_byte_is_there() -> None:
     pieces = [bytes([byte]) for byte in text("a") + text("b", finish="stop")]
-    times = one(saying(SSE, *pieces, pause_s=0.002))
+    times = one(sending(SSE, *pieces, pause_s=0.002))
     assert times.outcome == "finished"
     assert times.first_token_ns is not None
     assert times.first_token_ns - times.sent_ns >= len(text("a")) * 2_000_000
@@ -145,7 +145,7 @@ def test_byte_by_byte_each_token_is_timed_when_its_last_byte_is_there() -> None:
 
 
 def test_a_stream_without_done_is_whole_if_it_states_why_it_ended() -> None:
-    assert one(saying(SSE, text("a"), text("", finish="stop"))).outcome == "finished"
+    assert one(sending(SSE, text("a"), text("", finish="stop"))).outcome == "finished"
 
 
 def test_roles_and_empty_ends_are_no_tokens_but_thoughts_and_calls_are() -> None:
@@ -157,7 +157,7 @@ def test_roles_and_empty_ends_are_no_tokens_but_thoughts_and_calls_are() -> None
         {"content": None},
     ]
     stream = b"".join(event(choices=[{"delta": delta}], usage=None) for delta in deltas)
-    times = one(saying(SSE, stream, text("", finish="stop"), DONE))
+    times = one(sending(SSE, stream, text("", finish="stop"), DONE))
     assert (times.outcome, times.tokens, times.output_tokens) == ("finished", 3, None)
 
 
@@ -169,13 +169,13 @@ def test_a_server_that_counts_along_reports_how_many_tokens_came_at_once() -> No
         text("d", finish="stop", usage=usage(5, 6)),
         event(choices=[], usage=usage(5, 6)) + DONE,
     )
-    times = one(saying(SSE, *stream), counting=True)
+    times = one(sending(SSE, *stream), counting=True)
     assert (times.tokens, times.output_tokens, len(times.tbt_ns)) == (6, 6, 2)
 
 
 def test_a_server_that_only_sums_up_at_the_end_is_not_taken_for_one_that_counts() -> None:
     stream = (text("a"), text("b"), text("", finish="stop", usage=usage(5, 2)), DONE)
-    times = one(saying(SSE, *stream), counting=True)
+    times = one(sending(SSE, *stream), counting=True)
     assert (times.tokens, times.output_tokens, len(times.tbt_ns)) == (2, 2, 1)
 
 

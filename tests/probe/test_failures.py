@@ -177,23 +177,23 @@ def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_ra
     has_failed = parts[part].num_raised > 0
     assert has_failed or (part, call) not in SURELY_TOUCHES
     # Closed already when its control byte fails: nothing is lost then, and nothing logged.
-    is_heard = has_failed and (call, part) != ("close", "switch")
+    is_logged = has_failed and (call, part) != ("close", "switch")
     assert probe.on is not (has_failed or call == "close")
-    assert len(warnings(probe, caplog)) == is_heard
+    assert len(warnings(probe, caplog)) == is_logged
     # Off is off: no other call fails again, or logs it again, broken as the part still is.
     if has_failed:
         for other in CALLS.values():
             other(probe, index)
             assert not probe.on
-        assert len(warnings(probe, caplog)) == is_heard
+        assert len(warnings(probe, caplog)) == is_logged
     parts[part].is_armed = False
     for other in CALLS.values():
         other(probe, index)
-    assert len(warnings(probe, caplog)) == is_heard
+    assert len(warnings(probe, caplog)) == is_logged
     assert all("injected failure 1" in warning for warning in warnings(probe, caplog))
     last_word = of(ProbeHealth, tmp_path / "a.ring")[-1]
-    assert last_word.errors == is_heard
-    assert last_word.state == (FAILED if is_heard else CLOSED)
+    assert last_word.errors == is_logged
+    assert last_word.state == (FAILED if is_logged else CLOSED)
 
 
 @pytest.mark.parametrize("part", [None, *PARTS])

@@ -286,14 +286,14 @@ def test_a_device_span_starts_and_ends_at_its_own_marks_and_host_times_stay() ->
 
 
 def test_without_its_start_or_end_a_device_span_is_as_wide_as_the_step() -> None:
-    for says_start, says_end, took_ms in ((False, True, 8), (True, False, 12), (False, False, 15)):
+    for has_start, has_end, took_ms in ((False, True, 8), (True, False, 12), (False, False, 15)):
         clock, _, timer = made()
         timer.start(1, clock.now_ns, mode="eager", cold=False, dummy=False)
         clock.now_ns += 3 * MS
-        if says_start:
+        if has_start:
             timer.device_start()
         clock.now_ns += 5 * MS
-        if says_end:
+        if has_end:
             timer.device_end()
         clock.now_ns += 7 * MS
         timer.stop(clock.now_ns, padded_tokens=0)

@@ -29,7 +29,7 @@ warn("something is %s", "wrong")
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("setting", "num_heard"),
+    ("setting", "num_lines"),
     [
         ("", 2),
         ("logging.getLogger().setLevel(logging.ERROR)", 2),
@@ -37,7 +37,7 @@ warn("something is %s", "wrong")
         ("logging.getLogger('inferscope').setLevel(logging.ERROR)", 0),
     ],
 )
-def test_a_root_level_meant_for_others_silences_no_line(setting: str, num_heard: int) -> None:
+def test_a_root_level_meant_for_others_silences_no_line(setting: str, num_lines: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(setting=setting)],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_a_root_level_meant_for_others_silences_no_line(setting: str, num_heard:
         timeout=60,
         check=True,
     )
-    assert done.stderr.count("inferscope: something is wrong") == num_heard
+    assert done.stderr.count("inferscope: something is wrong") == num_lines
 
 
 class Redirecting(logging.Handler):
@@ -153,7 +153,7 @@ def test_a_forked_child_does_not_print_the_lines_of_its_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(voice, "would_block", lambda: True)
-    monkeypatch.setattr(voice, "_begin_to_speak", lambda: None)
+    monkeypatch.setattr(voice, "_start_writer", lambda: None)
     warn("of the parent")
     child = os.fork()
     if child == 0:

@@ -123,7 +123,7 @@ class Run:
         """Expect no alert up to then."""
         self.ask(minute, f'count_over_time(ALERTS{{alertstate="firing"}}[{_at(minute)}])')
 
-    def says(self, minute: float, alert: str, labels: Mapping[str, str], **of: str) -> None:
+    def expect_alert(self, minute: float, alert: str, labels: Mapping[str, str], **of: str) -> None:
         """Expect these annotations of the only alert of its name."""
         expected = [{"exp_labels": dict(labels), "exp_annotations": of}]
         self.alerts.append({"alertname": alert, "eval_time": _at(minute), "exp_alerts": expected})

@@ -105,7 +105,7 @@ def test_a_cause_that_flaps_is_one_page(tmp_path: Path) -> None:
     for cause, pieces in causes.items():
         run.add("inferscope_slo_breaches_total", counter(*pieces), slo="ttft", cause=cause)
     for minute, cause in ((25, "prefill_interference"), (110, "queue")):
-        run.says(minute, FAST, PAGE, cause=cause)
+        run.expect_alert(minute, FAST, PAGE, cause=cause)
     # It began once: the time at which it did is the same throughout, of one alert only.
     since = "ALERTS_FOR_STATE{alertname='InferScopeBudgetBurnsFast'}[119m]"
     run.ask(
@@ -265,7 +265,7 @@ def test_a_hung_engine_stalls_and_burns(tmp_path: Path) -> None:
         1,
     ))  # fmt: skip
     run.fires(80, STALLED, *BURNING)
-    run.says(
+    run.expect_alert(
         80, STALLED, {"severity": "page", "model": "m"},
         worst_instance="a at host, 8 requests running",
         summary="m: 1 engines have requests and run no step",
@@ -328,7 +328,7 @@ def test_an_engine_that_admits_none_of_its_queue_pages(tmp_path: Path, running: 
     run.fires(30.5)
     for minute in (31.5, 60, 89, 92, 140, 229):
         run.fires(minute, NOT_ADMITTING)
-    run.says(
+    run.expect_alert(
         31.5, NOT_ADMITTING, {"severity": "page", "model": "m"},
         worst_instance="a at host, 6 requests waiting",
         summary="m: 1 engines admit none of the requests that wait",
@@ -434,7 +434,7 @@ def test_a_rank_that_hangs_pages_before_a_stall(tmp_path: Path) -> None:
     run.fires(29.9)
     run.fires(30.5, RANK_HUNG)
     labels = {"severity": "page", "model": "m"}
-    run.says(30.5, RANK_HUNG, labels, worst_rank="rank 1 of a at host, for 34s")
+    run.expect_alert(30.5, RANK_HUNG, labels, worst_rank="rank 1 of a at host, for 34s")
     run.fires(32, RANK_HUNG, STALLED)
     options = RuleOptions(scrape_s=5)
     run.holds(tmp_path, kept=("worst_rank",), options=options, every_s=10.0)
@@ -459,7 +459,7 @@ def test_a_collector_that_is_behind_has_not_seen_a_stall(tmp_path: Path) -> None
     run.ask(59, f"count_over_time({stalled}[59m])")
     run.fires(31.5)
     run.fires(34.5, f"{BLIND}/for-good")
-    run.says(35, BLIND, {"severity": "page", "model": "for-good"}, cause="collector_behind")
+    run.expect_alert(35, BLIND, {"severity": "page", "model": "for-good"}, cause="collector_behind")
     run.holds(tmp_path, kept=("cause",))
 
 
@@ -489,7 +489,7 @@ def test_a_killed_engine_burns_and_is_neither_stalled_nor_unseen(tmp_path: Path)
         cause="engine_lost",
     )
     of = {"severity": "page", "model": "m", "slo": "availability"}
-    run.says(64, FAST, of, cause="engine_lost")
+    run.expect_alert(64, FAST, of, cause="engine_lost")
     run.ask(110, f"count_over_time(ALERTS{{alertname=~'{STALLED}|{BLIND}'}}[110m])")
     run.holds(tmp_path, kept=("cause",))
 
@@ -517,7 +517,7 @@ def test_what_is_not_seen_is_reported(tmp_path: Path, reason: str) -> None:
         run.add("inferscope_attribution_coverage_ratio", coverage, gpu="g")
     run.fires(29)
     run.fires(34.5, BLIND)
-    run.says(36, BLIND, {"severity": "page", "model": "m"}, cause=reason)
+    run.expect_alert(36, BLIND, {"severity": "page", "model": "m"}, cause=reason)
     run.holds(tmp_path, kept=("cause",))
 
 
@@ -567,5 +567,5 @@ def test_the_worst_engine_of_many_is_a_ticket_that_names_it(tmp_path: Path) -> N
     run.fires(55, f"{INSTANCE}/{TTFT}")
     labels = {"severity": "ticket", "model": "m", "slo": "ttft"}
     worst = "e7 at host, 16.67% bad"
-    run.says(55, INSTANCE, labels, worst_instance=worst, command="inferscope findings e7")
+    run.expect_alert(55, INSTANCE, labels, worst_instance=worst, command="inferscope findings e7")
     run.holds(tmp_path, kept=("worst_instance", "command"))

@@ -91,7 +91,7 @@ class Faults:
         self._hogs: list[asyncio.Task[None]] = []
         self._bursts: list[asyncio.Task[None]] = []
 
-    def hear(self, line: str) -> None:
+    def obey(self, line: str) -> None:
         """Take a word."""
         self._loop.call_soon_threadsafe(self._do, line.split())
 
@@ -134,7 +134,7 @@ def announce(word: str) -> None:
 async def serve(engine: Engine, front_end: FaultyFrontEnd, rate_s: float) -> None:
     """Serve until standard input ends."""
     front_end.start()
-    listen_to_parent(Faults(front_end).hear)
+    listen_to_parent(Faults(front_end).obey)
     announce("READY")
     await OpenLoop(Client(front_end), asks("load", rate_s, MOST), let_go).run(None)
 

@@ -74,16 +74,16 @@ class Engine:
 
     def wait(self) -> None:
         """Wait until its load has begun."""
-        self._hear("READY")
+        self._await_word("READY")
 
     def do(self, word: str) -> None:
         """Make it do something."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
-        self._hear("DONE")
+        self._await_word("DONE")
 
-    def _hear(self, word: str) -> None:
+    def _await_word(self, word: str) -> None:
         assert self._process.stdout is not None
         assert self._process.stdout.readline().strip() == word
 
