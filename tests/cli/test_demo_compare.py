@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from inferscope.cli.demo.compare import fold_runs
+from inferscope.cli.demo.link import PlannedRun
 from inferscope.cli.demo.options import option_set_engine
+from inferscope.cli.demo.rounds import run_load, serve_run
 from inferscope.cli.main import build_parser
+from inferscope.engine import EngineOptions, load_tokenizer
 from inferscope.errors import BadInput
+from inferscope.insight.compare import complete
+from inferscope.probe import ENGINE_ID_VARIABLE
 from tests.cli.running import inferscope
 
 
@@ -86,6 +92,21 @@ def test_options_that_the_model_cannot_have_are_refused_before_the_first_run(
     assert done.returncode == 2
     assert "100000000 KV blocks" in done.stderr
     assert "round 1" not in done.stderr
+
+
+def test_a_worker_of_a_run_writes_into_the_rings_of_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    monkeypatch.setenv("INFERSCOPE_RING_MB", "4")
+    monkeypatch.setenv(ENGINE_ID_VARIABLE, "demo-1")
+    run = PlannedRun("demo-1-b1", "round 1", EngineOptions(num_blocks=160, overlap=True), 0)
+    serve_run(run, "builtin", load_tokenizer("builtin"), list(run_load(run, 40.0, 2)))
+    roles = {path.name.partition("-")[0] for path in (tmp_path / "demo-1-b1").glob("*.ring")}
+    assert roles == {"core", "frontend", "worker"}
+    (requests,) = fold_runs(["demo-1-b1"], tmp_path / "b.isr")
+    assert len(requests) == 2
+    assert all(map(complete, requests))
 
 
 def test_two_option_sets_give_one_document_and_two_recordings(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
     round 1: A, B    round 2: B, A    round 3: A, B    …
 
-One process serves all runs, one after the other, each on a new engine with an empty cache. A round
-has one load for both sides. The order alternates, so that a machine that becomes slower or faster
-at a constant rate adds as much to A as to B.
+One process serves all runs, one after the other, each on a new engine. A round has one load for
+both sides. The order alternates, so that a machine that becomes slower or faster at a constant rate
+adds as much to A as to B.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ def run_comparison(options: argparse.Namespace) -> int:
             return _INTERRUPTED
     finally:
         host.stop()
+        # Rings of workers that were built to check the options.
+        shutil.rmtree(ring_directory() / name, ignore_errors=True)
     ready = host.ready
     assert ready is not None
     assert ready.num_requests is not None
     sides = [
-        _fold([run.engine_id for run in runs if run.engine_id.startswith(f"{name}-{side}")],
+        fold_runs([run.engine_id for run in runs if run.engine_id.startswith(f"{name}-{side}")],
               options.out / f"compare-{side}.isr")
         for side in "ab"
     ]  # fmt: skip
@@ -154,7 +156,7 @@ class _Requests:
         self.by_engine.setdefault(request.engine_id, []).append(request)
 
 
-def _fold(engine_ids: list[str], recording: Path) -> list[list[FinalRequest]]:
+def fold_runs(engine_ids: list[str], recording: Path) -> list[list[FinalRequest]]:
     """Fold the rings of a side's runs and record them; return the requests of each run.
 
     The rings are removed: the recording has all their records.

@@ -97,7 +97,7 @@ def _rate(settings: Settings, engine: Engine, tokenizer: Tokenizer) -> tuple[flo
     """Return the request rate in requests per second, and the initial pace."""
     if settings.rate_s is not None:
         return settings.rate_s, Pacing()
-    capacity_s, share = capacity(engine, tokenizer, settings.seed, name=settings.model)
+    capacity_s, share = capacity(settings.model, engine, tokenizer, settings.seed)
     return settings.load * capacity_s, Pacing(share if _is_paced(settings) else 1.0)
 
 

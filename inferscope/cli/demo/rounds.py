@@ -23,11 +23,12 @@ from inferscope.load import (
     poisson,
     stream,
 )
+from inferscope.probe import ENGINE_ID_VARIABLE
 
 _SETTLE_S = 0.3
 _WARM_UP_REQUESTS = 2
 _REQUESTS = 20
-"""Requests of a run: three seconds on a laptop."""
+"""Requests of a run without a duration."""
 _RING_MB = 4.0
 _RING_REQUEST_MB = 0.05
 """Ring size in MB and its part for each request, a multiple of what the demo writes."""
@@ -43,7 +44,7 @@ def serve_rounds(settings: Rounds) -> None:
     send_to_parent(Stage(f"loading the model {settings.model}"))
     tokenizer = load_tokenizer(settings.model)
     for options in dict.fromkeys(run.options for run in settings.runs):
-        load_engine(settings.model, options)
+        load_engine(settings.model, options).close()
     send_to_parent(Stage("measuring how many requests this machine serves"))
     rate_s = settings.rate_s or _rate(settings, tokenizer)
     num = _REQUESTS
@@ -53,32 +54,38 @@ def serve_rounds(settings: Rounds) -> None:
     send_to_parent(Ready(rate_s, num))
     for run in settings.runs:
         send_to_parent(Stage(run.label))
-        _serve(run, settings.model, tokenizer, list(_load(run, rate_s, num)))
+        serve_run(run, settings.model, tokenizer, list(run_load(run, rate_s, num)))
 
 
 def _rate(settings: Rounds, tokenizer: Tokenizer) -> float:
     """Return the load's rate: fixed for all runs, whatever other processes do meanwhile."""
     first = settings.runs[0]
-    per_second, left_share = capacity(
-        load_engine(settings.model, first.options), tokenizer, first.seed, name=settings.model
-    )
+    engine = load_engine(settings.model, first.options)
+    per_second, left_share = capacity(settings.model, engine, tokenizer, first.seed)
+    engine.close()
     return settings.load * per_second * left_share
 
 
-def _load(run: PlannedRun, rate_s: float, num: int) -> Iterator[PlannedRequest]:
+def run_load(run: PlannedRun, rate_s: float, num: int) -> Iterator[PlannedRequest]:
     """Return a run's load: independent random arrivals of all kinds of requests."""
     arrivals = islice(poisson(stream(run.seed, "arrivals"), rate_s), num)
     return plan(run.seed, arrivals, of_kind(run.seed, MIX), run=run.engine_id)
 
 
-def _serve(
+def serve_run(
     run: PlannedRun, model: str, tokenizer: Tokenizer, asks: Sequence[PlannedRequest]
 ) -> None:
+    """Serve one run's load on a new, observed engine.
+
+    Raises:
+        InferScopeError: no request was served.
+    """
     gc.collect()  # the engine of the run before, away from what is measured
+    os.environ[ENGINE_ID_VARIABLE] = run.engine_id  # of a worker's ring too
     engine = load_engine(model, run.options)
-    practise(engine, tokenizer, practice(run.seed, _WARM_UP_REQUESTS), name=model)
+    practise(engine, tokenizer, practice(run.seed, _WARM_UP_REQUESTS))
     ended: list[ClientTimes] = []
-    with observed(engine, tokenizer, name=model, engine_id=run.engine_id) as front_end:
+    with observed(engine, tokenizer, name=model) as front_end:
         client = InProcessClient(front_end, ignores_eos=True)
         load = OpenLoop(client, asks, ended.append)
 

@@ -48,23 +48,20 @@ class InProcessClient:
 
 
 @contextmanager
-def observed(
-    engine: Engine, tokenizer: Tokenizer, *, name: str, engine_id: str | None = None
-) -> Iterator[FrontEnd]:
+def observed(engine: Engine, tokenizer: Tokenizer, *, name: str) -> Iterator[FrontEnd]:
     """Open the probes of an engine and of its front end, yield the front end, close the probes.
 
     Args:
         engine: engine that is not started.
         tokenizer: the model's tokenizer.
         name: the model's name.
-        engine_id: name of the engine, if this process runs several; else that of the process.
 
     Raises:
         RingUnavailable: a probe has no ring.
     """
     info = describe(engine, name=name)
-    engine.probe = Probe.open(info, timer=step_timer(engine.model.device), engine_id=engine_id)
-    probe = Probe.open(info, role="frontend", engine_id=engine_id)
+    engine.probe = Probe.open(info, timer=step_timer(engine.model.device))
+    probe = Probe.open(info, role="frontend")
     if not (engine.probe.on and probe.on):
         raise RingUnavailable(
             "the demo needs a ring, and none was opened; the line above gives the reason."
@@ -79,35 +76,37 @@ def practice(seed: int, num: int = PRACTICE_REQUESTS) -> list[PlannedRequest]:
     return list(islice(Workload(seed + 1, rate_s=_PRACTICE_RATE_S).asks(), num))
 
 
-def practise(
-    engine: Engine, tokenizer: Tokenizer, asks: Iterable[PlannedRequest], *, name: str
-) -> None:
-    """Serve requests, all submitted at once, on a separate, unobserved engine of the same model.
-
-    It runs in this process and without overlap. The observed engine then starts with an empty
-    cache. `name` is the model's name.
-    """
-    model = engine.model
-    if isinstance(model, Outline):  # a worker has the weights
-        model = load_model(name, engine.options)
-    practising = Engine(model, replace(engine.options, overlap=False))
-    limit = practising.max_model_tokens
+def practise(engine: Engine, tokenizer: Tokenizer, asks: Iterable[PlannedRequest]) -> None:
+    """Serve requests, all submitted at once, on an engine that is not started."""
+    limit = engine.max_model_tokens
     for ask in asks:
         prompt = tokenizer.encode(ask.prompt)[: limit - ask.max_tokens]
-        practising.submit(prompt, _sampling(ask))
-    while practising.has_work:
-        practising.step()
+        engine.submit(prompt, _sampling(ask))
+    while engine.has_work:
+        engine.step()
 
 
-def capacity(engine: Engine, tokenizer: Tokenizer, seed: int, *, name: str) -> tuple[float, float]:
-    """Measure the capacity of the model `name` on this machine, all requests submitted at once.
+def capacity(name: str, engine: Engine, tokenizer: Tokenizer, seed: int) -> tuple[float, float]:
+    """Measure the model's capacity on this machine with all requests submitted at once.
+
+    The measurement uses a separate, unobserved engine in this process and without overlap, so that
+    the observed one starts cold.
+
+    Args:
+        name: the model's name.
+        engine: engine of the model.
+        tokenizer: the model's tokenizer.
+        seed: seed of the requests.
 
     Returns:
         Requests per second of processor time, and the share of that time other processes left.
     """
-    asks = practice(seed)
+    asks, model = practice(seed), engine.model
+    if isinstance(model, Outline):  # a worker has the weights
+        model = load_model(name, engine.options)
+    practising = Engine(model, replace(engine.options, overlap=False))
     began_s, began = time.monotonic(), time.thread_time()
-    practise(engine, tokenizer, asks, name=name)
+    practise(practising, tokenizer, asks)
     elapsed_s, busy_s = time.monotonic() - began_s, time.thread_time() - began
     return len(asks) / busy_s, min(1.0, busy_s / elapsed_s)
 

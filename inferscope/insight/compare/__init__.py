@@ -8,7 +8,7 @@ from inferscope.insight.compare.comparison import (
     compare,
 )
 from inferscope.insight.compare.intervals import fewest_pairs, paired_interval
-from inferscope.insight.compare.measures import Limits, common_limits, complete
+from inferscope.insight.compare.measures import Limits, complete
 
 __all__ = [
     "HEADLINE_LEVEL",
@@ -16,7 +16,6 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "Limits",
-    "common_limits",
     "compare",
     "complete",
     "fewest_pairs",
