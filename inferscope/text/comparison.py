@@ -25,6 +25,7 @@ _GROUPS = {
     "phase": "device time per request, ms",
     "ledger": "ledger: time per request from arrival to delivery, by cause, ms",
 }
+_UNITS = {"ns": " ms", "requests/s": " per s", "tok/s": " per s", "share": ""}
 _LABELS = {
     **{f"{metric}_p{percent}": f"{metric.upper()} p{percent}"
        for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99)},
@@ -146,13 +147,13 @@ def _label(row: ComparisonRow) -> str:
 
 
 def _change(row: ComparisonRow) -> str:
-    """Return a row's change: `TTFT p50 is 31% lower (12 to 45%)`."""
+    """Return a row's change: `TTFT p50 is 31% lower (by 12.0 to 45.1 ms)`."""
     name = _label(row).partition(",")[0]
     if not row.a:
         return f"{name} is {row.verdict}"
-    ends = sorted(100 * abs(end / row.a) for end in (row.low, row.high))
-    size = 100 * abs(row.difference / row.a)
-    return f"{name} is {size:.0f}% {row.verdict} ({ends[0]:.0f} to {ends[1]:.0f}%)"
+    least, most = sorted((abs(row.low), abs(row.high)))
+    ends = f"{_number(least, row.unit)} to {_number(most, row.unit)}{_UNITS[row.unit]}"
+    return f"{name} is {100 * abs(row.difference / row.a):.0f}% {row.verdict} (by {ends})"
 
 
 def _listed(names: Sequence[str]) -> str:
