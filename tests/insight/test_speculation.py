@@ -91,7 +91,9 @@ def test_drafts_that_are_never_accepted_cost_what_verifying_costs(rows: str) -> 
     found = run(0, rows)["costly_speculation"]
     evidence = {number.name: number.value for number in found.evidence}
     assert (evidence["proposed_tokens"], evidence["accepted_tokens"]) == (6200, 0)
-    assert evidence["token_time_with_over_without"] == pytest.approx(took_ms(32) / took_ms(1), rel=0.05)
+    assert evidence["token_time_with_over_without"] == pytest.approx(
+        took_ms(32) / took_ms(1), rel=0.05
+    )
     assert found.counterfactual is not None
     assert found.counterfactual.without_ns == pytest.approx(took_ms(1) * 1e6, rel=0.05)
 
