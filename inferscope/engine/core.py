@@ -34,6 +34,7 @@ from inferscope.engine.request import (
     Request,
     Sampling,
     Submission,
+    TokenLogprobs,
     check_prompt,
     check_stop_ids,
 )
@@ -56,12 +57,14 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     """Result of one step for one request; `finish` is set on its last step.
 
     A prefill engine also sets `kv` then: the shared memory that holds the prompt's KV.
+    `logprobs` has an entry for each token if the request asks for log probabilities, else none.
     """
 
     request: Request
     tokens: list[int]
     finish: Finish | None
     kv: KvHandle | None = None
+    logprobs: list[TokenLogprobs] = []
 
 
 Deliver: TypeAlias = Callable[[list[Output]], None]
@@ -612,8 +615,8 @@ def _append(request: Request, tokens: list[int]) -> Output:
         request.take_token(token)
         finish = request.finish_after(token)
         if finish is not None:
-            return Output(request, tokens[:num], finish)
-    return Output(request, tokens, None)
+            return Output(request, tokens[:num], finish, logprobs=request.logprobs[:num])
+    return Output(request, tokens, None, logprobs=request.logprobs[: len(tokens)])
 
 
 def _with_kv(output: Output, outbox: Outbox) -> Output:

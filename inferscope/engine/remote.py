@@ -1,7 +1,7 @@
 """Runner of steps in another process: the step loop's side and the messages of both sides.
 
 step loop ── StepWork ──> worker    admitted requests, slices, new blocks, drafts
-step loop <── Done ── worker        sampled tokens
+step loop <── Done ── worker        sampled tokens, log probabilities
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from inferscope.engine.config import DtypeName, EngineOptions, ModelConfig
 from inferscope.engine.model import Outline
-from inferscope.engine.request import Request, Sampling
+from inferscope.engine.request import Request, Sampling, TokenLogprobs
 from inferscope.engine.runner import Collect, Ran
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.weights import DTYPES
@@ -97,6 +97,8 @@ class Done(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
     slice_indices: list[int]
     tokens: list[list[int]]
+    logprobs: dict[int, list[TokenLogprobs]]
+    """Log probabilities of the tokens by the index of the slice, of requests that ask for them."""
 
 
 _FromWorker: TypeAlias = Ready | WorkerFailure | Done
@@ -184,6 +186,8 @@ class RemoteRunner:
         if isinstance(done, WorkerFailure):
             raise StepFailed(done.message)
         assert isinstance(done, Done)
+        for index, logprobs in done.logprobs.items():
+            plan.slices[index].request.logprobs = logprobs
         return [plan.slices[index] for index in done.slice_indices], done.tokens
 
     def _slice_spec(self, part: Slice) -> SliceSpec:

@@ -24,6 +24,8 @@ Finish: TypeAlias = Literal[
 ]
 
 
+MOST_LOGPROBS = 20
+"""Maximum number of likeliest tokens with log probabilities per position."""
 GREEDY_BELOW = 1e-5
 """Temperature below which the float32 softmax of the scaled logits is one-hot, or NaN."""
 
@@ -49,6 +51,8 @@ class Sampling:
         seed: Seed that makes sampling repeatable in any batch; None uses the engine's seed.
         stop_token_ids: Tokens that end the output, in addition to the model's own.
         ignore_eos: Whether the model's own end tokens do not end the output.
+        logprobs: Number of likeliest tokens per position to return log probabilities of, in
+            addition to the chosen token's; None for no log probabilities.
     """
 
     max_tokens: int = 16
@@ -59,6 +63,7 @@ class Sampling:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, is_fine, allowed in (
@@ -67,6 +72,11 @@ class Sampling:
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 or more"),
             ("top_k", self.top_k >= 0, "0 or more"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            (
+                "logprobs",
+                self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
+                f"0 to {MOST_LOGPROBS}",
+            ),
         ):
             if not is_fine:
                 raise BadRequest(f"{name} is {getattr(self, name)}. Give {allowed}.")
@@ -75,6 +85,20 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Whether the likeliest token is selected."""
         return self.temperature < GREEDY_BELOW
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Natural log probabilities at one position of an output.
+
+    Attributes:
+        token: Chosen token.
+        logprob: Log probability of the chosen token.
+        top: The likeliest tokens and their log probabilities, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 def check_stop_ids(sampling: Sampling, *, vocab: int) -> None:
@@ -137,6 +161,7 @@ class Request:
         draft: Proposed tokens after the known ones, to be verified with the next token.
         ngrams: Index that proposes drafts; None without prompt lookup.
         num_pending: Number of its last tokens that are placeholders (see `overlap.py`).
+        logprobs: Log probabilities of the tokens of its last step; empty if it asks for none.
         computed: Number of tokens whose keys and values are in its blocks.
         ever_computed: Maximum that `computed` has reached; work below it is recomputed.
         cached_tokens: Number of tokens found in the prefix cache and never computed.
@@ -160,6 +185,7 @@ class Request:
     draft: list[int] = field(default_factory=list)
     ngrams: NgramIndex | None = None
     num_pending: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed: int = 0
     ever_computed: int = 0
     cached_tokens: int = 0

@@ -19,6 +19,7 @@ from inferscope.engine.attention import PagedAttention, RaggedBatch
 from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.draft_model import DraftModel
+from inferscope.engine.logprobs import StepLogprobs
 from inferscope.engine.model import Model, forward
 from inferscope.engine.overlap import FutureTokens
 from inferscope.engine.request import Request
@@ -41,6 +42,7 @@ class Batch:
             of each of its drafts.
         sampled: Slices of the rows, in their order.
         is_cold: Whether no step of this size bucket and kind has run in this engine.
+        logprobs: Log probabilities that its requests ask for; None without any.
     """
 
     ids: Tensor
@@ -49,9 +51,15 @@ class Batch:
     ragged: RaggedBatch
     sampled: list[Slice]
     is_cold: bool
+    logprobs: StepLogprobs | None
 
     def added(self, chosen: list[int]) -> list[list[int]]:
-        """Return the tokens that each sampled slice adds, from those chosen for the rows."""
+        """Return the tokens that each sampled slice adds, from those chosen for the rows.
+
+        The log probabilities are stored in the requests.
+        """
+        if self.logprobs is not None:
+            self.logprobs.store()
         if len(chosen) == len(self.sampled):
             return [[token] for token in chosen]
         added, end = [], 0
@@ -226,6 +234,7 @@ class Runner:
             ),
             sampled=sampled,
             is_cold=self._mark_shape_seen(num_tokens, is_decode=num_tokens == len(slices)),
+            logprobs=StepLogprobs.of(sampled),
         )
         # Before the probe starts the step: the host's planning is not device time.
         self._attention.plan(batch.ragged)
@@ -248,6 +257,8 @@ class Runner:
         )
         if not batch.sampled:
             return torch.empty(0, dtype=torch.int64)
+        if batch.logprobs is not None:
+            batch.logprobs.compute(logits)
         requests: list[Request] = []
         positions: list[int] = []
         for part in batch.sampled:
@@ -257,6 +268,8 @@ class Runner:
         tokens = choose_tokens(logits, requests, positions)
         if self._future is not None:
             self._future.store(batch.sampled, tokens)
+        if batch.logprobs is not None:
+            batch.logprobs.select(tokens)
         return tokens
 
     def _start_fetch(self, tokens: Tensor) -> Callable[[], list[int]]:

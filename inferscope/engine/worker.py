@@ -79,7 +79,13 @@ class Worker:
         index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
         for part, added in zip(sampled, tokens, strict=True):
             part.request.tokens += added
-        return Done([index_of[part.request.sequence_slot] for part in sampled], tokens)
+        indices = [index_of[part.request.sequence_slot] for part in sampled]
+        logprobs = {
+            index: part.request.logprobs[: len(added)]
+            for index, part, added in zip(indices, sampled, tokens, strict=True)
+            if part.request.logprobs
+        }
+        return Done(indices, tokens, logprobs)
 
     def _prefill_tokens(self, part: Slice) -> int:
         left = self._prefill_end[part.request.sequence_slot] - part.context
