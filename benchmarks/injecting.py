@@ -211,11 +211,11 @@ def break_front_end(fault: Fault, notes: Notes) -> None:
             notes.strikes.append(await asyncio.to_thread(_slept, "tokenise", seconds, ids))
         return await tokens_of(self, call)
 
-    def take(self: Any, tokens: Any, finish: Any) -> None:
+    def take(self: Any, tokens: Any, finish: Any, logprobs: Any = ()) -> None:
         if finish is not None:
             now_ns = time.monotonic_ns()
             notes.strikes.append(FaultInterval("complete", now_ns, now_ns, [self.request_id]))
-        take_tokens(self, tokens, finish)
+        take_tokens(self, tokens, finish, logprobs)
 
     if fault.kind == "tokenise":
         Exchange._tokens = tokenise  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from inferscope import document, foreign
 from inferscope.cli import serve
 from inferscope.daemon import config, engines, slo_state
 from inferscope.daemon.exporter_set import FLUSH_S
+from inferscope.engine.request import MOST_LOGPROBS
 from inferscope.engine.server import bodies, connection, exchange, protocol
 from inferscope.fold.retention import Retention
 from inferscope.metrics_page import fetching as fetch
@@ -72,6 +73,10 @@ ROWS = {
         "characters of a text, also for `/tokenize`": f"{exchange._MOST_TOKEN_CHARS} per token",
         "IDs for `/detokenize`": f"{protocol.MOST_DETOKENIZED:,}",
         "texts of a request (prompts × `n`)": f"{protocol.MOST_CHOICES}",
+        "likeliest tokens with log probabilities, per output token": f"{MOST_LOGPROBS}",
+        "log probabilities of a request (texts × `max_tokens` × (1 + likeliest tokens))": (
+            f"{protocol.MOST_LOGPROB_ENTRIES:,}"
+        ),
         "stop strings; their length": f"{protocol._MOST_STOPS}; {protocol._MOST_STOP_CHARS:,}",
     },
     "Limits of collect": {

@@ -11,10 +11,19 @@ deliveries, and never delays the engine or other clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from inferscope.engine.request import TokenLogprobs
 from inferscope.engine.stops import StopSearch
 from inferscope.engine.tokenizer import TextStream, Tokenizer
 from inferscope.records import RequestIndex
+
+
+class ScoredToken(NamedTuple):
+    """Log probabilities of a token that begins at a character of its request's text."""
+
+    begin: int
+    logprobs: TokenLogprobs
 
 
 class Delivery:
@@ -24,14 +33,18 @@ class Delivery:
         text: new text, which may be empty.
         num_tokens: tokens that the text covers.
         finish: reason of the request's end; None before it.
+        scored: log probabilities of the tokens, if the request asks for them.
     """
 
-    __slots__ = ("finish", "num_tokens", "text")
+    __slots__ = ("finish", "num_tokens", "scored", "text")
 
-    def __init__(self, text: str, num_tokens: int, finish: str | None) -> None:
+    def __init__(
+        self, text: str, num_tokens: int, finish: str | None, scored: list[ScoredToken]
+    ) -> None:
         self.text = text
         self.num_tokens = num_tokens
         self.finish = finish
+        self.scored = scored
 
 
 class Conversation:
@@ -46,8 +59,8 @@ class Conversation:
     """
 
     __slots__ = (
-        "_min_tokens", "_pending", "_stops", "_stream", "index", "is_cut", "is_over", "num_tokens",
-        "wake",
+        "_min_tokens", "_num_scored_chars", "_pending", "_stops", "_stream", "index", "is_cut",
+        "is_over", "num_tokens", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -75,17 +88,31 @@ class Conversation:
         self._stream = TextStream(tokenizer)
         self._stops = StopSearch(stops) if stops else None
         self._min_tokens = min_tokens
+        self._num_scored_chars = 0
         self.wake = wake
         self._pending: Delivery | None = None
 
-    def push(self, tokens: Sequence[int], finish: str | None) -> None:
-        """Add the tokens of a step; `finish` is set on the last call."""
+    def push(
+        self,
+        tokens: Sequence[int],
+        finish: str | None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Add the tokens of a step, and their log probabilities if the request asks for them.
+
+        `finish` is set on the last call.
+        """
         if self.is_over:
             return
         parts, num_tokens = [], 0
+        scored: list[ScoredToken] = []
         for token in tokens:
+            text = self._stream.push((token,))
+            if logprobs:
+                scored.append(ScoredToken(self._num_scored_chars, logprobs[num_tokens]))
+                self._num_scored_chars += len(text)
             num_tokens += 1
-            parts.append(self._filter_stops(self._stream.push((token,)), num_tokens))
+            parts.append(self._filter_stops(text, num_tokens))
             if self._stops is not None and self._stops.is_found:
                 self.is_cut = finish is None
                 finish = "stop"
@@ -97,7 +124,7 @@ class Conversation:
                     parts.append(self._stops.finish())
         self.num_tokens += num_tokens
         self.is_over = finish is not None
-        self._deliver("".join(parts), num_tokens, finish)
+        self._deliver("".join(parts), num_tokens, finish, scored)
 
     @property
     def has_pending(self) -> bool:
@@ -114,12 +141,15 @@ class Conversation:
             return text
         return self._stops.push(text)
 
-    def _deliver(self, text: str, num_tokens: int, finish: str | None) -> None:
+    def _deliver(
+        self, text: str, num_tokens: int, finish: str | None, scored: list[ScoredToken]
+    ) -> None:
         pending = self._pending
         if pending is None:
-            self._pending = Delivery(text, num_tokens, finish)
+            self._pending = Delivery(text, num_tokens, finish, scored)
         else:
             pending.text += text
             pending.num_tokens += num_tokens
             pending.finish = finish
+            pending.scored += scored
         self.wake()

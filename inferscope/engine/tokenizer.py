@@ -6,6 +6,8 @@ complete, so that its output can be written to a client.
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -16,6 +18,10 @@ import tokenizers
 
 from inferscope.errors import BadInput
 
+_META_SPACE = "\u2581"
+"""A space in SentencePiece's vocabularies."""
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+"""A byte in SentencePiece's vocabularies."""
 # A decoder replaces bytes that are not UTF-8, including half a character, by this.
 _REPLACEMENT = "\ufffd"
 # A longer broken run cannot become text: a decoder with byte fallback shows a whole run of bytes as
@@ -54,6 +60,12 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the tokens' text without special tokens; invalid UTF-8 becomes U+FFFD."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's UTF-8 bytes, which may end within a character.
+
+        A special token has those of its name.
+        """
 
 
 def encode_sections(
@@ -94,6 +106,9 @@ class FileTokenizer:
         # The bindings raise plain Exception for every kind of damage.
         except Exception as error:
             raise BadInput(f"cannot read {path}: {error}. Download it again.") from None
+        self._added = self._inner.get_added_tokens_decoder()
+        decoder = json.dumps(json.loads(self._inner.to_str())["decoder"])
+        self._byte_by_char = _byte_by_char() if '"ByteLevel"' in decoder else {}
 
     @property
     def num_tokens(self) -> int:
@@ -130,6 +145,31 @@ class FileTokenizer:
         text: str = self._inner.decode([token % num_tokens for token in ids])
         return text
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's UTF-8 bytes, which may end within a character."""
+        token %= self.num_tokens
+        piece: str = self._inner.id_to_token(token) or ""
+        if token not in self._added:
+            if self._byte_by_char:
+                return bytes(self._byte_by_char[char] for char in piece)
+            if byte := _BYTE_PIECE.fullmatch(piece):
+                return bytes.fromhex(byte[1])
+            piece = piece.replace(_META_SPACE, " ")
+        return piece.encode()
+
+
+def _byte_by_char() -> dict[str, int]:
+    """Return the byte of each character in the vocabulary of a byte-level tokenizer.
+
+    Printable bytes of Latin-1 are their own characters, and the others follow from U+0100 on.
+    Source: `bytes_to_unicode` in OpenAI's gpt-2, src/encoder.py.
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    return {chr(byte): byte for byte in own} | {
+        chr(0x100 + number): byte for number, byte in enumerate(others)
+    }
+
 
 class ByteTokenizer:
     """Tokenizer with one token per UTF-8 byte, for small vocabularies."""
@@ -152,6 +192,10 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the bytes as text; larger ids are taken modulo 256."""
         return bytes(token % 256 for token in ids).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the token's byte."""
+        return bytes((token % 256,))
 
 
 class TextStream:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferscope.engine.conversation import Conversation
+from inferscope.engine.request import TokenLogprobs
 from inferscope.engine.tokenizer import ByteTokenizer
 from inferscope.records import RequestIndex
 
@@ -58,3 +59,24 @@ def test_stop_strings_are_ignored_in_the_first_min_tokens() -> None:
     delivery = talk.take()
     assert delivery is not None
     assert (delivery.text, delivery.finish) == ("aaab", "stop")
+
+
+def test_log_probabilities_are_delivered_with_their_tokens_and_where_these_begin() -> None:
+    talk = conversation(["STOP"])
+    for text in (b"a\xc3", b"\xa9bS"):
+        talk.push(list(text), None, [TokenLogprobs(byte, -1.0, []) for byte in text])
+    talk.push([ord("x")], "length", [TokenLogprobs(ord("x"), -2.0, [])])
+    delivery = talk.take()
+    assert delivery is not None
+    assert delivery.text == "aébSx"
+    assert [begin for begin, _ in delivery.scored] == [0, 1, 1, 2, 3, 4]
+    assert bytes(one.token for _, one in delivery.scored) == "aébSx".encode()
+    assert delivery.scored[-1].logprobs.logprob == -2.0
+
+
+def test_log_probabilities_end_with_the_token_that_completes_a_stop_string() -> None:
+    talk = conversation(["b"])
+    talk.push(list(b"abc"), None, [TokenLogprobs(byte, -1.0, []) for byte in b"abc"])
+    delivery = talk.take()
+    assert delivery is not None
+    assert (delivery.text, delivery.num_tokens, len(delivery.scored)) == ("a", 2, 2)

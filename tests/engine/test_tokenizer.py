@@ -52,6 +52,35 @@ def test_text_comes_back_from_a_file_tokenizer(file_tokenizer: FileTokenizer) ->
     assert max(ids) < file_tokenizer.num_tokens
 
 
+@given(text=TEXT)
+def test_bytes_of_tokens_are_those_of_the_text(file_tokenizer: FileTokenizer, text: str) -> None:
+    for tokenizer in (file_tokenizer, ByteTokenizer()):
+        ids = tokenizer.encode(text)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    end = file_tokenizer.encode("<|end|>")
+    assert b"".join(map(file_tokenizer.token_bytes, end)) == b"<|end|>"
+
+
+def test_bytes_of_tokens_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "<0xC3>", "<0xA9>", "\u2581the", "\u2581", "fox"]
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {piece: number for number, piece in enumerate(pieces)}, [], byte_fallback=True
+        )
+    )
+    inner.add_special_tokens(["<s>"])
+    decoders = tokenizers.decoders
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
+    found = [tokenizer.token_bytes(token) for token in range(len(pieces))]
+    assert found == [b"<unk>", b"<s>", b"\xc3", b"\xa9", b" the", b" ", b"fox"]
+    assert tokenizer.decode([4, 6, 2, 3]) == "thefoxé"
+
+
 CUT = st.lists(
     st.tuples(st.sampled_from("abc"), st.text("the fox\u00e9\u72ac", max_size=9)), min_size=1
 )

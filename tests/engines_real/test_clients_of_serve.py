@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import inferscope
+from inferscope.engine import load_tokenizer
 from tests.engine.server.running import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,6 +28,61 @@ def test_guidellm_measures_what_our_ledgers_sum_to(tmp_path: Path, endpoint: str
         pytest.skip(f"no guidellm in {PEERS} (INFERSCOPE_PEERS)")
     with serving(tmp_path, "builtin", "--api-servers", "2") as server:
         measure(server.wait(), tmp_path / "out.json", endpoint)
+
+
+@pytest.mark.parametrize("options", [(), ("--speculative", "ngram"), ("--worker",)])
+def test_openai_reads_the_log_probabilities_of_transformers(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    import openai  # the other tests do not need these
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer("builtin")
+    token_by_bytes = {tokenizer.token_bytes(one): one for one in range(tokenizer.num_tokens)}
+    prompt = "for name in names:\n    print(name)\n" * 3
+    prompt_ids = tokenizer.encode(prompt)
+    body: Any = {"model": "builtin", "max_tokens": 48}
+    chats: list[Any] = []
+    with serving(tmp_path, "builtin", "--dtype", "float32", *options) as server:
+        with openai.OpenAI(
+            base_url=f"http://127.0.0.1:{server.wait().port}/v1", api_key="none", max_retries=0
+        ) as client:
+            for sampling in ({"temperature": 0}, {"temperature": 0.6, "seed": 9}):
+                found = client.completions.create(**body, **sampling, prompt=prompt, logprobs=5)
+                chats += client.chat.completions.create(
+                    **{**body, **sampling, "logprobs": True, "top_logprobs": 5, "stream": True},
+                    messages=[{"role": "user", "content": prompt}],
+                )
+                logprobs = found.choices[0].logprobs
+                assert logprobs is not None
+                assert logprobs.tokens is not None
+                output = [token_by_bytes[bytes_of(text)] for text in logprobs.tokens]
+                reference = AutoModelForCausalLM.from_pretrained(BUILTIN, dtype=torch.float32)
+                with torch.inference_mode():
+                    logits = reference(torch.tensor([prompt_ids + output])).logits[0]
+                rows = logits[len(prompt_ids) - 1 : -1].log_softmax(dim=-1)
+                expected = rows.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+                assert logprobs.token_logprobs == pytest.approx(expected.tolist(), abs=1e-3)
+                assert logprobs.top_logprobs is not None
+                for row, top in zip(rows, logprobs.top_logprobs, strict=True):
+                    likeliest = sorted(top.values(), reverse=True)[:5]
+                    assert likeliest == pytest.approx(row.topk(5).values.tolist(), abs=1e-3)
+        assert server.stop() == 0
+    rows_of_chats = [
+        row
+        for chunk in chats
+        if chunk.choices[0].logprobs is not None
+        for row in chunk.choices[0].logprobs.content
+    ]
+    assert {len(row.top_logprobs) for row in rows_of_chats} == {5}
+    assert all(bytes(row.bytes) in token_by_bytes for row in rows_of_chats)
+
+
+def bytes_of(text: str) -> bytes:
+    """Return the bytes of a token as a completion writes it."""
+    name, _, escaped = text.partition("bytes:")
+    return text.encode() if name or not escaped else bytes.fromhex(escaped.replace("\\x", ""))
 
 
 def measure(server: Server, out: Path, endpoint: str) -> None:

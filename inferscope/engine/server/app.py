@@ -129,7 +129,7 @@ class _Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
-        answer = Answer(self._kind, service.served_name)
+        answer = Answer(self._kind, service.served_name, service.front.tokenizer)
         connection: Connection = scope["state"]["connection"]
         given, label_header = _given_name(scope), _header(scope, HEADER)
         headers: Headers = [(b"x-request-id", given or answer.id.encode())]
@@ -175,7 +175,9 @@ class _Generation:
         if self._kind == "completion":
             completion = protocol.parse(body, protocol.CompletionRequest)
             service.check_model(completion.model)
-            return protocol.completion_call(completion)
+            return protocol.completion_call(
+                completion, max_model_tokens=service.front.max_model_tokens
+            )
         chat = protocol.parse(body, protocol.ChatRequest)
         service.check_model(chat.model)
         messages, template_args = chat.messages, chat.chat_template_kwargs or {}

@@ -265,6 +265,8 @@ class Core:
                 step = steps[link] = Step([], [], {}, {}, {})
             step.request_ids.append(request_id)
             step.tokens.append(output.tokens)
+            if output.logprobs:
+                step.logprobs[request_id] = output.logprobs
             if output.finish is not None:
                 step.ends[request_id] = output.finish
                 del link_of[request_id]

@@ -17,6 +17,7 @@ from inferscope.engine.request import (
     BadRequest,
     Finish,
     Sampling,
+    TokenLogprobs,
     check_prompt,
     check_stop_ids,
 )
@@ -138,9 +139,14 @@ class Choice:
         """Set the number of prompt tokens found in the prefix cache."""
         self.cached_tokens = num_tokens
 
-    def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
-        """Add the tokens of a step."""
-        self.conversation.push(tokens, finish)
+    def take_tokens(
+        self,
+        tokens: Sequence[int],
+        finish: Finish | None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Add the tokens of a step, and their log probabilities if the request asks for them."""
+        self.conversation.push(tokens, finish, logprobs)
         if self.conversation.is_cut:
             # Recorded here too: the engine ends the request a step later, after undelivered tokens.
             self._front.probe.finished(self.conversation.index, "stop")

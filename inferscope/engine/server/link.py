@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from inferscope.engine.disagg import KvHandle, discard
-from inferscope.engine.request import Finish, Sampling
+from inferscope.engine.request import Finish, Sampling, TokenLogprobs
 from inferscope.engine.server.wire import (
     LINGER_MS,
     MOST_UNREAD_STEPS,
@@ -44,8 +44,13 @@ _CORE_EXITED = "the engine's process has ended. Start the server again."
 class Receiver(Protocol):
     """Receiver of the outputs of one request."""
 
-    def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
-        """Add the tokens of a step."""
+    def take_tokens(
+        self,
+        tokens: Sequence[int],
+        finish: Finish | None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Add the tokens of a step, and their log probabilities if the request asks for them."""
 
     def take_cached_tokens(self, num_tokens: int) -> None:
         """Set the number of prompt tokens in the prefix cache; called before the first tokens."""
@@ -192,7 +197,7 @@ class Link:
                 if receiver is None:
                     continue
                 try:
-                    receiver.take_tokens(tokens, finish)
+                    receiver.take_tokens(tokens, finish, message.logprobs.get(request_id, ()))
                 except Exception as error:  # only this request ends
                     failure = f"{type(error).__name__}: {error}"
                     logger.error(

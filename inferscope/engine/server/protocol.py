@@ -7,12 +7,12 @@ value is neutral, so that no parameter is dropped silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from inferscope.engine.request import BadRequest, Sampling
+from inferscope.engine.request import MOST_LOGPROBS, BadRequest, Sampling
 from inferscope.engine.server.errors import ApiError, bad_field
 from inferscope.engine.tokenizer import Sections
 
@@ -28,6 +28,8 @@ MOST_MESSAGES = 10_000
 """Maximum messages in a chat; its template iterates over all of them."""
 MOST_DETOKENIZED = 250_000
 """Maximum ids per detokenize request; the tokenizer holds the GIL meanwhile."""
+MOST_LOGPROB_ENTRIES = 250_000
+"""Maximum log probabilities per response: writing them takes the event loop 0.2 s."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
@@ -39,7 +41,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (None, 1),
     "min_p": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": _NONE,
     "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "echo": _NONE,
@@ -97,6 +98,7 @@ class CompletionRequest(_Generation, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: str | list[str | _Int | list[_Int]]
+    logprobs: _Int | bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -127,10 +129,17 @@ class ChatRequest(_Generation, kw_only=True):
 
     messages: _Messages
     max_completion_tokens: _Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: _Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-_WHOLE = frozenset(("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"))
+_WHOLE = frozenset(
+    (
+        *("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"),
+        *("logprobs", "top_logprobs"),
+    )
+)
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -208,7 +217,7 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
             400, "the body is not valid JSON. Correct it.", code="invalid_json"
         ) from None
     if isinstance(read, _Generation):
-        _check_neutral(given)
+        _check_neutral(given, read.__struct_fields__)
     return read
 
 
@@ -232,9 +241,9 @@ def _make_whole(given: dict[str, object]) -> None:
             given[name] = int(value)
 
 
-def _check_neutral(given: Mapping[str, object]) -> None:
+def _check_neutral(given: Mapping[str, object], supported: Collection[str]) -> None:
     """Reject unsupported fields whose value is not neutral."""
-    for name in _NEUTRAL.keys() & given.keys():
+    for name in (_NEUTRAL.keys() & given.keys()).difference(supported):
         value, allowed = given[name], _NEUTRAL[name]
         is_bool = isinstance(value, bool)
         if not any(value == one and isinstance(one, bool) == is_bool for one in allowed):
@@ -242,7 +251,7 @@ def _check_neutral(given: Mapping[str, object]) -> None:
             raise bad_field(name, f"{name} is not supported. Leave it out, or give {shown}.")
 
 
-def completion_call(request: CompletionRequest) -> GenerationCall:
+def completion_call(request: CompletionRequest, *, max_model_tokens: int) -> GenerationCall:
     """Convert a completion request to a generation call."""
     given = request.prompt
     prompts: list[str | list[int]] = []
@@ -260,7 +269,8 @@ def completion_call(request: CompletionRequest) -> GenerationCall:
             )
     if not prompts:
         raise bad_field("prompt", "prompt is an empty list. Give at least one prompt.")
-    return _generation_call(request, prompts, _or(request.max_tokens, _DEFAULT_MAX_TOKENS))
+    limit = _or(request.max_tokens, _DEFAULT_MAX_TOKENS)
+    return _generation_call(request, prompts, limit, max_model_tokens)
 
 
 def chat_call(
@@ -268,13 +278,14 @@ def chat_call(
 ) -> GenerationCall:
     """Convert a chat request and its rendered prompt to a generation call."""
     limit = _or(request.max_completion_tokens, _or(request.max_tokens, max_model_tokens))
-    return _generation_call(request, [prompt], limit, sections)
+    return _generation_call(request, [prompt], limit, max_model_tokens, sections)
 
 
 def _generation_call(
     request: _Generation,
     prompts: list[str | list[int]],
     max_tokens: int,
+    max_model_tokens: int,
     sections: Sections = (),
 ) -> GenerationCall:
     num_each = _or(request.n, 1)
@@ -291,11 +302,22 @@ def _generation_call(
             f"seed is {request.seed} for n = {num_each}, whose answers take the seeds from there "
             f"on. Give at most {_MOST_SEED - num_each + 1}.",
         )
+    num_logprobs = _num_logprobs(request)
+    if num_logprobs is not None:
+        num_tokens = len(prompts) * num_each * min(max_tokens, max_model_tokens)
+        most_tokens = MOST_LOGPROB_ENTRIES // (1 + num_logprobs)
+        if num_tokens > most_tokens:
+            raise bad_field(
+                "max_tokens",
+                f"{num_tokens} tokens with the log probabilities of {num_logprobs} others each are "
+                f"too many. Lower max_tokens, n or the number of others: at most {most_tokens} "
+                "tokens.",
+            )
     options = request.stream_options or StreamOptions()
     return GenerationCall(
         prompts=prompts,
         num_each=num_each,
-        sampling=_sampling(request, max_tokens),
+        sampling=_sampling(request, max_tokens, num_logprobs),
         stops=_stops(request.stop),
         is_stream=bool(request.stream),
         has_usage=bool(options.include_usage),
@@ -313,7 +335,26 @@ def _given(request: _Generation) -> dict[str, str]:
     return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
-def _sampling(request: _Generation, max_tokens: int) -> Sampling:
+def _num_logprobs(request: _Generation) -> int | None:
+    """Return the number of likeliest tokens per position that a client asks for."""
+    if isinstance(request, ChatRequest):
+        name, num = "top_logprobs", _or(request.top_logprobs, 0)
+        if not request.logprobs:
+            if num:
+                raise bad_field(name, f"{name} is {num} without logprobs. Set logprobs to true.")
+            return None
+    else:
+        assert isinstance(request, CompletionRequest)
+        if request.logprobs is None or request.logprobs is False:
+            return None
+        name, num = "logprobs", request.logprobs
+    if num is True or not 0 <= num <= MOST_LOGPROBS:
+        shown = msgspec.json.encode(num).decode()
+        raise bad_field(name, f"{name} is {shown}. Give a number from 0 to {MOST_LOGPROBS}.")
+    return num
+
+
+def _sampling(request: _Generation, max_tokens: int, num_logprobs: int | None) -> Sampling:
     top_k = _or(request.top_k, 0)
     try:
         return Sampling(
@@ -325,6 +366,7 @@ def _sampling(request: _Generation, max_tokens: int) -> Sampling:
             seed=request.seed,
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
+            logprobs=num_logprobs,
         )
     except BadRequest as error:
         name = re.match(r"\w+", str(error))

@@ -27,7 +27,14 @@ async def send_whole(exchange: Exchange, answer: Answer, send: Send, headers: He
     while not all(part and part[-1].finish for part in parts):
         for choice, delivery in await exchange.next_deliveries():
             parts[choice.number].append(delivery)
-    texts = [("".join(delivery.text for delivery in part), part[-1].finish) for part in parts]
+    texts = [
+        (
+            "".join(delivery.text for delivery in part),
+            part[-1].finish,
+            [scored for delivery in part for scored in delivery.scored],
+        )
+        for part in parts
+    ]
     body = answer.whole(texts, _total(exchange))
     exchange.is_answered = True
     await send_body(send, 200, body, headers)
@@ -85,7 +92,7 @@ def _event(answer: Answer, call: GenerationCall, choice: Choice, delivery: Deliv
         usage = usage_of(choice.num_prompt, num_tokens, choice.cached_tokens)
     elif call.has_usage:
         usage = None
-    return answer.chunk(choice.number, delivery.text, delivery.finish, usage)
+    return answer.chunk(choice.number, delivery.text, delivery.finish, usage, delivery.scored)
 
 
 def _total(exchange: Exchange) -> Usage:

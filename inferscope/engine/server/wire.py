@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inferscope.engine.disagg import KvHandle
-from inferscope.engine.request import Finish, Sampling
+from inferscope.engine.request import Finish, Sampling, TokenLogprobs
 from inferscope.engine.stats import EngineStats
 from inferscope.records import EngineInfo
 
@@ -96,6 +96,8 @@ class Step(msgspec.Struct, frozen=True, tag=5, array_like=True):
     """Prompt tokens from the prefix cache by request id, if any; sent with the first tokens."""
     kv: dict[str, KvHandle] = {}
     """KV of finished prompts by request id, if the engine only prefills."""
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    """Log probabilities of the tokens by request id, of requests that ask for them."""
 
 
 class AskStats(msgspec.Struct, frozen=True, tag=6, array_like=True):

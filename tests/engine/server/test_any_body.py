@@ -180,6 +180,8 @@ USUAL: dict[str, st.SearchStrategy[Any]] = {
     "stop_token_ids": st.lists(st.integers(-2, 600), max_size=600),
     "stream": st.booleans(),
     "ignore_eos": st.booleans(),
+    "logprobs": st.booleans() | st.integers(0, 20),
+    "top_logprobs": st.integers(0, 20),
 }
 """Mostly valid fields, so that unusual values reach the engine."""
 FIELDS = sorted(

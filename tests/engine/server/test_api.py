@@ -236,7 +236,37 @@ DEEP_CHAT = (
         ("POST", "/v1/completions", {"prompt": "x", "max_tokens": "9"}, 400, "max_tokens", "str"),
         ("POST", "/v1/completions", {"prompt": "x", "n": 1000}, 400, "n", "256"),
         ("POST", "/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop", "0"),
-        ("POST", "/v1/completions", {"prompt": "x", "logprobs": 3}, 400, "logprobs", "false"),
+        ("POST", "/v1/completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs", "0 to 20"),
+        ("POST", "/v1/completions", {"prompt": "x", "logprobs": -1}, 400, "logprobs", "0 to 20"),
+        ("POST", "/v1/completions", {"prompt": "x", "logprobs": True}, 400, "logprobs", "0 to 20"),
+        ("POST", "/v1/completions", {"prompt": "x", "top_logprobs": 2}, 400, "top_logprobs", "0"),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "prompt_logprobs": 1},
+            400, "prompt_logprobs", "give null",
+        ),
+        (
+            "POST", "/v1/completions", {"prompt": "x", "logprobs": 20, "max_tokens": 4000, "n": 3},
+            400, "max_tokens", "12000 tokens",
+        ),
+        (
+            "POST", "/v1/chat/completions",
+            {"messages": CHAT, "logprobs": True, "top_logprobs": 21},
+            400, "top_logprobs", "0 to 20",
+        ),
+        (
+            "POST", "/v1/chat/completions", {"messages": CHAT, "top_logprobs": 2},
+            400, "top_logprobs", "without logprobs",
+        ),
+        ("POST", "/v1/chat/completions", {"messages": CHAT, "logprobs": 3}, 400, "logprobs", "int"),
+        (
+            "POST", "/v1/chat/completions",
+            {"messages": CHAT, "response_format": {"type": "json_object"}},
+            400, "response_format", 'is not supported. Leave it out, or give {"type":"text"}',
+        ),
+        (
+            "POST", "/v1/chat/completions", {"messages": CHAT, "tools": [{"type": "function"}]},
+            400, "tools", "give []",
+        ),
         ("POST", "/v1/completions", {"prompt": "x", "echo": True}, 400, "echo", "false"),
         (
             "POST", "/v1/completions", {"prompt": "x", "presence_penalty": 0.5},
@@ -338,7 +368,8 @@ def test_every_error_has_the_form_of_openai(
 def test_unknown_and_neutral_fields_are_ignored(server: Server) -> None:
     body = {
         "prompt": "x", "max_tokens": 1, "made_up": {"a": 1}, "presence_penalty": 0.0, "user": "u",
-        "logprobs": None, "best_of": 1, "response_format": {"type": "text"}, "temperature": None,
+        "logprobs": False, "top_logprobs": 0, "best_of": 1, "response_format": {"type": "text"},
+        "temperature": None, "tools": [],
     }  # fmt: skip
     assert server.post("/v1/completions", body)[0] == 200
 
