@@ -65,6 +65,8 @@ ROWS = {
         "body": mib(bodies.MOST_BODY_BYTES),
         "lists and objects of a body; members of its objects": f"{protocol.MOST_CONTAINERS:,};"
         f" {protocol.MOST_MEMBERS:,}",
+        "the same of all arguments of tool calls in a chat": f"{protocol.MOST_CONTAINERS:,};"
+        f" {protocol.MOST_MEMBERS:,}",
         f"bodies held at a time, without the first {kib(bodies.SMALL_BODY_BYTES)} of each": mib(
             bodies.MOST_BODIES_BYTES
         ),

@@ -5,6 +5,9 @@ transformers includes it). Otherwise each message is a line, and the last line o
 
     user: How do I read a file?
     assistant:
+
+Calls of tools in earlier answers are passed to a template that mentions them. Otherwise each is a
+line of the answer's text: `read({"path": "a.txt"})`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from inferscope.engine import shapes
 from inferscope.engine.model_names import BUILTIN, model_folder
@@ -61,7 +66,7 @@ def plain(
     messages: list[Message], template_args: Mapping[str, Any], *, begins_answer: bool = True
 ) -> str:
     """Return the messages, one line each, and the opening of the assistant's line."""
-    lines = [f"{message.role}: {text_of(message)}\n" for message in messages]
+    lines = [f"{message.role}: {_text_with_calls(message)}\n" for message in messages]
     return "".join([*lines, "assistant:"] if begins_answer else lines)
 
 
@@ -69,10 +74,8 @@ def text_of(message: Message) -> str:
     """Return a message's text, with its parts joined by line breaks.
 
     Raises:
-        ApiError: a part is not text, or the message calls tools.
+        ApiError: a part is not text.
     """
-    if message.tool_calls or message.function_call:
-        raise bad_field("messages", "a message calls tools, which are not supported. Leave it out.")
     if not isinstance(message.content, list):
         return message.content or ""
     for part in message.content:
@@ -81,6 +84,22 @@ def text_of(message: Message) -> str:
                 "messages", f"a content part has the type {part.type[:32]!r}. Give text parts only."
             )
     return "\n".join(part.text or "" for part in message.content)
+
+
+def _text_with_calls(message: Message) -> str:
+    """Return a message's text, and each of its calls as a line."""
+    lines = [text] if (text := text_of(message)) else []
+    for call in message.calls:
+        arguments = call.function.arguments
+        if not isinstance(arguments, str):
+            try:
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            except RecursionError:
+                raise bad_field(
+                    "messages", "the arguments of a call are nested too deeply. Flatten them."
+                ) from None
+        lines.append(f"{call.function.name}({arguments})")
+    return "\n".join(lines)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -107,6 +126,27 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _turn(message: Message, *, has_calls: bool) -> dict[str, Any]:
+    """Return a message in the form that templates expect.
+
+    Args:
+        message: message of a chat.
+        has_calls: whether the template writes calls itself.
+    """
+    text = text_of(message) if has_calls else _text_with_calls(message)
+    turn: dict[str, Any] = {"role": message.role, "content": text}
+    if has_calls and message.calls:
+        turn["tool_calls"] = [
+            {"type": "function", "function": msgspec.structs.asdict(call.function)}
+            | ({} if call.id is None else {"id": call.id})
+            for call in message.calls
+        ]
+    if message.role in ("tool", "function"):
+        given = {"tool_call_id": message.tool_call_id, "name": message.name}
+        turn |= {name: value for name, value in given.items() if value is not None}
+    return turn
+
+
 def _compiled(source: str, settings: Mapping[str, Any], *, origin: str) -> Template:
     from inferscope.engine.server.jinja_template import compile_template
 
@@ -120,7 +160,7 @@ def _compiled(source: str, settings: Mapping[str, Any], *, origin: str) -> Templ
     def render(
         messages: list[Message], template_args: Mapping[str, Any], *, begins_answer: bool = True
     ) -> str:
-        turns = [{"role": message.role, "content": text_of(message)} for message in messages]
+        turns = [_turn(message, has_calls="tool_calls" in source) for message in messages]
         try:
             standard = {"messages": turns, "add_generation_prompt": begins_answer}
             return write({**tokens, **template_args, **standard})

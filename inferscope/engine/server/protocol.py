@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -110,15 +111,42 @@ class ContentPart(msgspec.Struct):
     """Label of the part in the records (`server.parts`); the model does not see it."""
 
 
+class FunctionCall(msgspec.Struct):
+    """Call of a function in an earlier answer.
+
+    The arguments are an object, or text that is none, as models write it at times.
+    """
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(msgspec.Struct):
+    """Call of a tool in an earlier answer."""
+
+    function: FunctionCall
+    id: str | None = None
+
+
 class Message(msgspec.Struct):
     """One turn of a chat."""
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
-    function_call: Any = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    """OpenAI's former field for one call."""
+    tool_call_id: str | None = None
+    """Call whose result the message is."""
+    name: str | None = None
     part: Any = None
     """Label of the whole message, as for a text part."""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """All calls of the message."""
+        former = [] if self.function_call is None else [ToolCall(self.function_call)]
+        return (self.tool_calls or []) + former
 
 
 _Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MOST_MESSAGES)]
@@ -191,19 +219,14 @@ def parse(body: bytes, kind: type[_Body]) -> _Body:
         ApiError: the body is not JSON or has too many lists and objects, a field is missing or of
             the wrong type, or an unsupported field is not neutral.
     """
-    num_containers, num_members = _amounts(body)
-    if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
-        raise ApiError(
-            413,
-            f"the body holds too many lists and objects. Send at most {MOST_CONTAINERS}, and "
-            f"{MOST_MEMBERS} members of objects.",
-            code="body_too_large",
-        )
+    _check_amounts(*_amounts(body))
     try:
         given = msgspec.json.decode(body)
         if isinstance(given, dict):
             _make_whole(given)
         read = msgspec.convert(given, kind)
+        if isinstance(read, ChatRequest | TokenizeRequest) and read.messages:
+            _read_arguments(read.messages)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.strip("`").lstrip(".")
@@ -232,6 +255,36 @@ def _amounts(body: bytes) -> tuple[int, int]:
         body = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
         num_containers, num_members = body.count(b"[") + body.count(b"{"), body.count(b":")
     return num_containers, num_members
+
+
+def _check_amounts(num_containers: int, num_members: int) -> None:
+    if num_containers > MOST_CONTAINERS or num_members > MOST_MEMBERS:
+        raise ApiError(
+            413,
+            f"the body holds too many lists and objects. Send at most {MOST_CONTAINERS}, and "
+            f"{MOST_MEMBERS} members of objects.",
+            code="body_too_large",
+        )
+
+
+def _read_arguments(messages: list[Message]) -> None:
+    """Parse the arguments of calls, which are JSON in a string; templates expect objects.
+
+    All together are limited as a body is, whose count leaves out what is inside a string.
+    """
+    num_containers, num_members = 0, 0
+    for call in (call.function for message in messages for call in message.calls):
+        if not isinstance(call.arguments, str):
+            continue
+        content = call.arguments.encode()
+        more_containers, more_members = _amounts(content)
+        num_containers += more_containers
+        num_members += more_members
+        _check_amounts(num_containers, num_members)
+        with suppress(msgspec.DecodeError):
+            arguments = msgspec.json.decode(content)
+            if isinstance(arguments, dict):
+                call.arguments = arguments
 
 
 def _make_whole(given: dict[str, object]) -> None:

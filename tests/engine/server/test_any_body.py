@@ -161,10 +161,18 @@ VALUES = st.recursive(
 PARTS = st.fixed_dictionaries(
     {"type": st.just("text") | VALUES, "text": TEXTS | VALUES}, optional={"part": VALUES}
 )
+ARGUMENTS = VALUES | VALUES.map(json.dumps) | st.dictionaries(TEXTS, VALUES).map(json.dumps)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {"function": st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})},
+        optional={"id": TEXTS | VALUES},
+    ),
+    max_size=3,
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
         {"role": TEXTS | VALUES, "content": TEXTS | st.lists(PARTS | VALUES, max_size=3)},
-        optional={"tool_calls": VALUES, "part": VALUES, "made_up": VALUES},
+        optional={"tool_calls": CALLS | VALUES, "part": VALUES, "made_up": VALUES},
     ),
     max_size=3,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,106 @@ def test_openai_chat_takes_parts_and_streams(client: openai.OpenAI) -> None:
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert text == whole.choices[0].message.content
     assert pieces[-1].choices[0].finish_reason == "length"
+
+
+def test_openai_reads_log_probabilities_of_completions(client: openai.OpenAI) -> None:
+    body: Any = {"model": "tiny", "prompt": PROMPT + " # é", "max_tokens": 20, "logprobs": 3}
+    for sampling in ({"temperature": 0}, {"temperature": 1.2, "seed": 5, "top_p": 0.9}):
+        whole = client.completions.create(**body, **sampling)
+        choice = whole.choices[0]
+        found = choice.logprobs
+        assert found is not None
+        tokens, values, tops, offsets = columns_of(found)
+        assert whole.usage is not None
+        lengths = {len(column) for column in (tokens, values, tops, offsets)}
+        assert lengths == {whole.usage.completion_tokens}
+        for token, value, top, begin in zip(tokens, values, tops, offsets, strict=True):
+            assert top[token] == value <= max(top.values())
+            assert len(top) in (3, 4)
+            assert sum(map(math.exp, top.values())) <= 1.0001
+            if not token.startswith(("bytes:", "<|")):
+                assert choice.text[begin:].startswith(token)
+        columns: list[list[Any]] = [[], [], [], []]
+        for chunk in client.completions.create(**body, **sampling, stream=True):
+            if (piece := chunk.choices[0].logprobs) is not None:
+                for column, more in zip(columns, columns_of(piece), strict=True):
+                    column += more
+        assert columns == [tokens, values, tops, offsets]
+    plain = client.completions.create(**{**body, "logprobs": None, "temperature": 0})
+    assert plain.choices[0].logprobs is None
+
+
+def columns_of(found: Any) -> tuple[list[str], list[float], list[dict[str, float]], list[int]]:
+    return found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset
+
+
+def test_openai_reads_log_probabilities_of_chats(client: openai.OpenAI) -> None:
+    body: Any = {
+        "model": "tiny", "messages": [{"role": "user", "content": "import os"}], "n": 2,
+        "max_tokens": 12, "temperature": 0.8, "seed": 2, "logprobs": True,
+    }  # fmt: skip
+    for num in (None, 0, 4):
+        asked = body if num is None else {**body, "top_logprobs": num}
+        whole = client.chat.completions.create(**asked)
+        rows: list[list[Any]] = [[], []]
+        for choice in whole.choices:
+            assert choice.logprobs is not None
+            assert choice.logprobs.content is not None
+            rows[choice.index] = choice.logprobs.content
+            for row in choice.logprobs.content:
+                assert len(row.top_logprobs) == (num or 0)
+                likeliest = [one.logprob for one in row.top_logprobs]
+                assert likeliest == sorted(likeliest, reverse=True)
+                assert row.logprob <= max(likeliest, default=0.0)
+            content = b"".join(
+                bytes(row.bytes or ())
+                for row in choice.logprobs.content
+                if not row.token.startswith("<|")
+            )
+            assert content.decode(errors="replace") == choice.message.content
+        streamed: list[list[Any]] = [[], []]
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for piece in chunk.choices:
+                if piece.logprobs is not None:
+                    streamed[piece.index] += piece.logprobs.content or []
+        assert streamed == rows
+        assert whole.usage is not None
+        assert sum(map(len, rows)) == whole.usage.completion_tokens
+
+
+def test_a_stop_string_ends_log_probabilities_with_its_last_token(server: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "logprobs": 0}
+    _, answer, _ = server.post("/v1/completions", body)
+    text = answer["choices"][0]["text"]
+    _, stopped, _ = server.post("/v1/completions", {**body, "stop": text[9:15]})
+    num = stopped["usage"]["completion_tokens"]
+    assert num < 40
+    found = stopped["choices"][0]["logprobs"]
+    assert found["tokens"] == answer["choices"][0]["logprobs"]["tokens"][:num]
+    assert [set(top) for top in found["top_logprobs"]] == [{token} for token in found["tokens"]]
+
+
+def test_openai_sends_back_calls_of_tools(client: openai.OpenAI) -> None:
+    call = {
+        "id": "call_1", "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Zürich"}'},
+    }  # fmt: skip
+    messages: Any = [
+        {"role": "user", "content": "how warm is it"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "18 degrees"},
+    ]
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=4, temperature=0
+    )
+    written = (
+        'user: how warm is it\nassistant: weather({"city": "Zürich"})\ntool: 18 degrees\nassistant:'
+    )
+    same = client.completions.create(model="tiny", prompt=written, max_tokens=4, temperature=0)
+    assert answer.choices[0].message.content == same.choices[0].text
+    assert answer.usage is not None
+    assert same.usage is not None
+    assert answer.usage.prompt_tokens == same.usage.prompt_tokens
 
 
 def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
@@ -340,7 +441,7 @@ DEEP_CHAT = (
         (
             "POST", "/v1/chat/completions",
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-            400, "messages", "calls tools",
+            400, "messages[0].tool_calls[0]", "`function`",
         ),
         ("GET", "/v1/nothing", None, 404, None, "/v1/nothing"),
         ("GET", "/v1/completions", None, 405, None, "POST"),
