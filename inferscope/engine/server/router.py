@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from inferscope.engine.disagg import KvHandle, discard
-from inferscope.engine.request import Finish, Sampling
+from inferscope.engine.request import Finish, Sampling, TokenLogprobs
 from inferscope.engine.server.link import Link, Receiver
 from inferscope.engine.server.wire import Refused, Welcome
 from inferscope.engine.stats import EngineStats
@@ -65,10 +65,15 @@ class _Leg:
             kv=kv,
         )
 
-    def take_tokens(self, tokens: Sequence[int], finish: Finish | None) -> None:
+    def take_tokens(
+        self,
+        tokens: Sequence[int],
+        finish: Finish | None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
         """Pass on the decode engine's tokens; the prefill engine's one is computed again there."""
         if self._is_decoding:
-            self._receiver.take_tokens(tokens, finish)
+            self._receiver.take_tokens(tokens, finish, logprobs)
         elif finish is not None:  # without its KV
             self._router.forget(self)
             self._receiver.take_tokens([], finish)
