@@ -31,6 +31,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "prefix hits": {"max_running": 2},
     "preemption": {"num_blocks": 46, "block_tokens": 4},
     "drafts": {"speculative": "ngram"},
+    "draft model": {
+        **{"speculative": "draft", "draft_model": f"random:tiny,layers=1,vocab={VOCAB}"},
+    },
+    "overlap": {"overlap": True, "token_budget": 24, "num_blocks": 46, "block_tokens": 4},
     "all together": {
         **{"speculative": "ngram", "num_speculative_tokens": 3, "token_budget": 24},
         **{"num_blocks": 50, "block_tokens": 4},
@@ -76,7 +80,11 @@ def assert_those_of(reference: Any, request: Request, found: list[TokenLogprobs]
 @pytest.mark.parametrize("way", WAYS)
 def test_log_probabilities_equal_transformers(checkpoint: Checkpoint, way: str) -> None:
     engine = load_engine(str(checkpoint.folder), EngineOptions(dtype="float32", **WAYS[way]))
-    for request, found in serve(engine):
+    try:
+        served = serve(engine)
+    finally:
+        engine.close()  # with overlap it has a worker
+    for request, found in served:
         assert_those_of(checkpoint.reference, request, found)
     assert engine.pool.num_used == 0
 

@@ -120,6 +120,14 @@ def test_prefix_hits_are_those_of_the_prefill_engine(server: Server) -> None:
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16 * num_blocks
 
 
+def test_log_probabilities_are_those_of_the_decode_engine(server: Server) -> None:
+    for prompt in (BODY["prompt"], [7]):
+        _, answer, _ = server.post("/v1/completions", {**BODY, "prompt": prompt, "logprobs": 2})
+        logprobs = answer["choices"][0]["logprobs"]
+        assert len(logprobs["tokens"]) == answer["usage"]["completion_tokens"]
+        assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]
+
+
 def why(server: Server, name: str) -> str:
     """Return what `inferscope why` prints, as one line."""
     words = [sys.executable, "-m", "inferscope", "why", name]
