@@ -30,7 +30,7 @@ MOST_MESSAGES = 10_000
 MOST_DETOKENIZED = 250_000
 """Maximum ids per detokenize request; the tokenizer holds the GIL meanwhile."""
 MOST_LOGPROB_ENTRIES = 250_000
-"""Maximum log probabilities per response: writing them takes the event loop 0.2 s."""
+"""Maximum log probabilities per response: writing them takes the event loop up to 0.35 s."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
