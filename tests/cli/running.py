@@ -221,7 +221,12 @@ def running_engine(folder: Path, *, rate_s: float = 6.0) -> Iterator[Engine]:
     }
     environment = {"INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"}
     with child(
-        [sys.executable, "-m", "inferscope.cli.demo.start", json.dumps(settings)],
+        [
+            sys.executable,
+            "-m",
+            "inferscope.cli.demo.start",
+            json.dumps({"type": "Settings", **settings}),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},

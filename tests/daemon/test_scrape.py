@@ -92,7 +92,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         with engine_by_hand(rings, "victim") as victim:
             victim.do("begin v", "go v 3")
         engine = subprocess.run(
-            [sys.executable, "-m", "inferscope.cli.demo.start", json.dumps(settings)],
+            [
+                sys.executable,
+                "-m",
+                "inferscope.cli.demo.start",
+                json.dumps({"type": "Settings", **settings}),
+            ],
             stdin=(pipe := os.pipe())[0],
             env={**os.environ, "INFERSCOPE_DIR": str(rings), "INFERSCOPE_ENGINE_ID": "under-test"},
             capture_output=True,

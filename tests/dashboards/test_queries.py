@@ -65,7 +65,7 @@ def load(rings: Path) -> Iterator[str]:
         "options": {"token_budget": 40, "max_running": 16, "num_blocks": 144},
     }
     commands = {
-        "reference": ["inferscope.cli.demo.start", json.dumps(settings)],
+        "reference": ["inferscope.cli.demo.start", json.dumps({"type": "Settings", **settings})],
         "made-up": [made_up.__name__, "made-up"],
     }
     with ExitStack() as stack:

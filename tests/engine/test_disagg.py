@@ -18,6 +18,7 @@ import torch
 
 from inferscope.engine import Engine, EngineOptions, Request, Sampling, disagg, load_engine
 from inferscope.engine.disagg import KvHandle, TransferFailed, discard, receive
+from tests.children import child
 from tests.engine.checkpoints import Checkpoint
 from tests.engine.test_correctness import (
     NUM_OUTPUT,
@@ -235,7 +236,7 @@ def test_memory_of_a_killed_engine_is_gone() -> None:
         "outbox = Outbox(lambda blocks, num: memoryview(b'kv' * num));"
         "print(msgspec.json.encode(outbox.share('r', [], 4)).decode(), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+    with child([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         handle = msgspec.json.decode(process.stdout.readline(), type=KvHandle)
         process.send_signal(signal.SIGKILL)
