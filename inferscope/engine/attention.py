@@ -49,6 +49,23 @@ class RaggedBatch:
     num_singles: int
 
 
+def request_rows(
+    counts: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], num_blocks: int
+) -> npt.NDArray[np.int64]:
+    """Return what a kernel reads of each request, [requests, 4].
+
+    The columns are the tokens after the step, the first token's row in the batch, the tokens in the
+    step, and the place of the request's first block in the block lists of the batch.
+
+    Args:
+        counts: [requests], tokens in the step.
+        contexts: [requests], tokens before it.
+        num_blocks: Length of each request's block list, padding included.
+    """
+    firsts = np.arange(len(counts)) * num_blocks
+    return np.stack([contexts + counts, counts.cumsum() - counts, counts, firsts], axis=1)
+
+
 @dataclass(frozen=True)
 class _Reading:
     """Access of a request group to the pool: in place from `first_slot`, or gathered."""
@@ -76,8 +93,13 @@ class _Chunk:
     """Additive mask [chunk, tokens]; None if attention is causal from the first token."""
 
 
-class PagedAttention:
-    """Tensors of the KV pool and the attention over them."""
+class KvTensors:
+    """Tensors of the KV pool.
+
+    Attributes:
+        keys: [layers] of [slots, kv_heads, head_dim].
+        values: Likewise.
+    """
 
     def __init__(
         self,
@@ -89,12 +111,55 @@ class PagedAttention:
         device: torch.device,
     ) -> None:
         shape = (num_blocks * block_tokens, config.num_kv_heads, config.head_dim)
-        self._config = config
         self._block_tokens = block_tokens
         self._dtype, self._device = dtype, device
         # Zeros, not uninitialized memory: a masked key is still multiplied, and 0 * NaN is NaN.
-        self._keys = [_zeros(shape, dtype, device) for _ in _layers(config)]
-        self._values = [_zeros(shape, dtype, device) for _ in _layers(config)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+
+    def read_tokens(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
+        """Return a request's first keys and values: [layers, 2, tokens, kv_heads, head_dim]."""
+        slots = self._slots_of(blocks, 0, num_tokens)
+        pools = zip(self.keys, self.values, strict=True)
+        return torch.stack([torch.stack([keys[slots], values[slots]]) for keys, values in pools])
+
+    def write_tokens(self, blocks: Sequence[int], start: int, content: bytearray) -> None:
+        """Store a request's keys and values from token `start` on; `content` begins at token 0."""
+        shape = (len(self.keys), 2, -1, *self.keys[0].shape[1:])
+        kv = torch.frombuffer(content, dtype=self._dtype).view(shape)[:, :, start:].to(self._device)
+        slots = self._slots_of(blocks, start, start + kv.shape[2])
+        for keys, values, layer in zip(self.keys, self.values, kv, strict=True):
+            keys[slots], values[slots] = layer[0], layer[1]
+
+    def _slots_of(self, blocks: Sequence[int], start: int, end: int) -> Tensor:
+        positions = torch.arange(start, end)
+        first = torch.tensor(blocks)[positions // self._block_tokens] * self._block_tokens
+        return (first + positions % self._block_tokens).to(self._device)
+
+
+class PagedAttention:
+    """Attention over the KV pool.
+
+    Attributes:
+        kv: Tensors of the pool.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.kv = KvTensors(
+            config, num_blocks=num_blocks, block_tokens=block_tokens, dtype=dtype, device=device
+        )
+        self._keys, self._values = self.kv.keys, self.kv.values
+        self._config = config
+        self._block_tokens = block_tokens
+        self._dtype, self._device = dtype, device
         self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
         self._scratch_values = torch.empty(0, dtype=dtype, device=device)
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
@@ -141,25 +206,6 @@ class PagedAttention:
                 keys, values = (tensor[0] for tensor in self._read(chunk.reading, layer_idx))
             out[rows] = self._run_chunk(query[rows], keys, values, mask=chunk.mask)
         return out
-
-    def read_tokens(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
-        """Return a request's first keys and values: [layers, 2, tokens, kv_heads, head_dim]."""
-        slots = self._slots_of(blocks, 0, num_tokens)
-        pools = zip(self._keys, self._values, strict=True)
-        return torch.stack([torch.stack([keys[slots], values[slots]]) for keys, values in pools])
-
-    def write_tokens(self, blocks: Sequence[int], start: int, content: bytearray) -> None:
-        """Store a request's keys and values from token `start` on; `content` begins at token 0."""
-        shape = (len(self._keys), 2, -1, *self._keys[0].shape[1:])
-        kv = torch.frombuffer(content, dtype=self._dtype).view(shape)[:, :, start:].to(self._device)
-        slots = self._slots_of(blocks, start, start + kv.shape[2])
-        for keys, values, layer in zip(self._keys, self._values, kv, strict=True):
-            keys[slots], values[slots] = layer[0], layer[1]
-
-    def _slots_of(self, blocks: Sequence[int], start: int, end: int) -> Tensor:
-        positions = torch.arange(start, end)
-        first = torch.tensor(blocks)[positions // self._block_tokens] * self._block_tokens
-        return (first + positions % self._block_tokens).to(self._device)
 
     def _plan_singles(self, batch: RaggedBatch) -> _Singles:
         num = batch.num_singles
@@ -259,7 +305,3 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     num_bytes = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-def _layers(config: ModelConfig) -> range:
-    return range(config.num_layers)

@@ -178,7 +178,7 @@ class Runner:
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
         """Return the bytes of the keys and values of a request's first tokens."""
         with self._on:
-            kv = self._attention.read_tokens(blocks, num_tokens).cpu()
+            kv = self._attention.kv.read_tokens(blocks, num_tokens).cpu()
         return kv.view(torch.uint8).numpy().data.cast("B")
 
     def prepare(self, plan: Plan) -> Batch:
@@ -187,7 +187,7 @@ class Runner:
             if request.received is not None:
                 start = request.num_published * self._block_tokens
                 content, request.received = request.received.content, None
-                self._attention.write_tokens(request.blocks, start, content)
+                self._attention.kv.write_tokens(request.blocks, start, content)
         if self._copied is not None:
             # The device may not have read the buffers of the step before yet.
             self._copied.synchronize()
