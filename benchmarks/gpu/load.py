@@ -14,6 +14,7 @@ from inferscope.cost.flops import flop_rates
 from inferscope.cost.hbm import hbm_rates
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.load import describe
+from inferscope.engine.runner import has_kernels
 from inferscope.records import Shape
 
 FOREVER = 1 << 14
@@ -147,12 +148,14 @@ class Decoding:
         wait_for(engine)
         end_ns = time.monotonic_ns()
         slices = [[(1, at + step, 1) for at in contexts] for step in range(num_steps)]
-        # Blocks are only ever added: what a request has now, each step saw the beginning of.
-        blocks = [request.blocks for request in running]
-        gathered = sum(
-            gathered_bytes(max(contexts) + step + 1, blocks, token_bytes=kv_token_bytes(engine))
-            for step in range(num_steps)
-        )
+        gathered = 0
+        if not has_kernels(engine.model.config, engine.model.device):
+            # Blocks are only ever added: what a request has now, each step saw the beginning of.
+            blocks = [request.blocks for request in running]
+            gathered = sum(
+                gathered_bytes(max(contexts) + step + 1, blocks, token_bytes=kv_token_bytes(engine))
+                for step in range(num_steps)
+            )
         return _phase(shape_of(engine), start_ns, end_ns, slices, gather_bytes=gathered)
 
     def close(self) -> None:
@@ -187,10 +190,10 @@ def kv_token_bytes(engine: Engine) -> int:
 def gathered_bytes(longest: int, blocks: Sequence[Sequence[int]], *, token_bytes: int) -> int:
     """Return what a decode step reads and writes to have its keys and values in one place.
 
-    As `engine/attention.py` does: the blocks of several requests are copied into scratch, of each
-    as many as the longest has; one request's are read where they are if they follow each other.
-    Attention then reads the copy, which is what the model counts. A copy that stays in the L2
-    cache costs memory less than this.
+    As `engine/attention.py` does, where there is no Triton: the blocks of several requests are
+    copied into scratch, of each as many as the longest has; one request's are read where they are
+    if they follow each other. Attention then reads the copy, which is what the model counts. A copy
+    that stays in the L2 cache costs memory less than this.
 
     Args:
         longest: tokens of the longest request, its own one included.

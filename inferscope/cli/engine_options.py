@@ -73,6 +73,13 @@ def add_engine_options(
         f" (default: {'on' if defaults.overlap else 'off'})",
     )
     group.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.cuda_graphs,
+        help="launch decode steps as CUDA graphs, on a GPU with Triton"
+        f" (default: {'on' if defaults.cuda_graphs else 'off'})",
+    )
+    group.add_argument(
         "--max-model-len",
         type=int,
         metavar="N",
@@ -120,6 +127,7 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         num_speculative_tokens=options.num_speculative_tokens,
         draft_model=options.draft_model,
         overlap=options.overlap,
+        cuda_graphs=options.cuda_graphs,
         dtype=options.dtype,
         device=options.device,
         seed=seed,

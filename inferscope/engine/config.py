@@ -191,6 +191,7 @@ class EngineOptions:
             looks up the tokens that followed the same n-gram in the request, "draft" runs a model.
         num_speculative_tokens: Maximum proposed tokens per request and step.
         draft_model: Name of the model that proposes tokens; None takes the built-in model's own.
+        cuda_graphs: Whether decode steps are CUDA graphs, on a GPU with Triton.
         dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's.
         device: Name of a torch device; "auto" takes the first GPU, else the CPU.
         seed: Seed of random weights, and of sampled requests without their own seed.
@@ -214,6 +215,7 @@ class EngineOptions:
     speculative: Speculation | None = None
     num_speculative_tokens: int = 4
     draft_model: str | None = None
+    cuda_graphs: bool = True
     dtype: DtypeName | Literal["auto"] = "auto"
     device: str = "cpu"
     seed: int = 0

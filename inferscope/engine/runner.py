@@ -1,7 +1,8 @@
 """Conversion of a plan to tensors and execution of the model on them.
 
 A step's inputs are written into buffers that live as long as the engine. The block table has a row
-per sequence slot, and a step writes only the new blocks.
+per sequence slot, and a step writes only the new blocks. On a GPU with Triton, decode steps are
+graphs (`graphs.py`).
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.capacity import max_model_tokens
-from inferscope.engine.config import EngineOptions
+from inferscope.engine.config import EngineOptions, ModelConfig
 from inferscope.engine.draft_model import DraftModel
+from inferscope.engine.graphs import DecodeGraphs, StepTensors, cuda_capture, graph_sizes
 from inferscope.engine.logprobs import StepLogprobs
 from inferscope.engine.model import Model, forward
 from inferscope.engine.overlap import FutureTokens
@@ -29,6 +33,8 @@ from inferscope.engine.speculative import verified
 from inferscope.probe import Probe
 
 _new_event: Any = torch.cuda.Event  # untyped in torch
+_LARGEST_HEAD_DIM = 128
+"""Maximum of the kernels: a tile of larger heads does not fit into a processor's shared memory."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Batch:
         sampled: Slices of the rows, in their order.
         is_cold: Whether no step of this size bucket and kind has run in this engine.
         logprobs: Log probabilities that its requests ask for; None without any.
+        graph_size: Number of tokens that the step is padded to, as a graph; 0 for an eager step.
     """
 
     ids: Tensor
@@ -52,6 +59,7 @@ class Batch:
     sampled: list[Slice]
     is_cold: bool
     logprobs: StepLogprobs | None
+    graph_size: int
 
     def added(self, chosen: list[int]) -> list[list[int]]:
         """Return the tokens that each sampled slice adds, from those chosen for the rows.
@@ -77,6 +85,20 @@ Collect: TypeAlias = Callable[[], Ran]
 """Function that waits for the outputs of a launched step; call them in the order of the steps."""
 
 
+class Attention(Protocol):
+    """Attention over a KV pool."""
+
+    @property
+    def kv(self) -> KvTensors:
+        """Tensors of the pool."""
+
+    def plan(self, batch: RaggedBatch) -> None:
+        """Plan how the `run` calls of this step read the pool."""
+
+    def run(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store a layer's keys and values and compute its attention."""
+
+
 class StepRunner(Protocol):
     """Runner of the steps that the loop plans.
 
@@ -100,35 +122,53 @@ class Runner:
     def of(cls, model: Model, options: EngineOptions, *, num_blocks: int) -> Runner:
         """Return the runner for an engine's options."""
         width = options.block_tokens
-        longest = max_model_tokens(model, options, num_blocks)
+        max_blocks = -(-max_model_tokens(model, options, num_blocks) // width)
         draft = None
         if model.draft is not None:
             # The draft model also reads each request's last token but one.
             budget = options.token_budget + options.max_running
             draft_options = replace(options, token_budget=budget)
             draft = DraftModel(cls.of(model.draft, draft_options, num_blocks=num_blocks))
-        attention = PagedAttention(
-            model.config,
-            num_blocks=num_blocks,
-            block_tokens=width,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        pool: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_tokens": width,
+            "dtype": model.dtype,
+            "device": model.device,
+        }
+        graphs = None
+        attention: Attention
+        if has_kernels(model.config, model.device):
+            from inferscope.engine.kernels import TritonAttention  # needs Triton
+
+            attention = in_place = TritonAttention(model.config, **pool)
+            # A mixture waits for its router in each layer, which no graph can.
+            if options.cuda_graphs and not model.config.num_experts:
+                with torch.cuda.device(model.device):
+                    graphs = DecodeGraphs(
+                        model,
+                        in_place,
+                        sizes=graph_sizes(min(options.max_running, options.token_budget)),
+                        max_blocks=max_blocks,
+                        capture=cuda_capture(),
+                    )
+        else:
+            attention = PagedAttention(model.config, **pool)
         return cls(
             model,
             attention,
             token_budget=options.token_budget,
             max_running=options.max_running,
-            max_blocks=-(-longest // width),
+            max_blocks=max_blocks,
             block_tokens=width,
             draft=draft,
             overlap=options.overlap,
+            graphs=graphs,
         )
 
     def __init__(
         self,
         model: Model,
-        attention: PagedAttention,
+        attention: Attention,
         *,
         token_budget: int,
         max_running: int,
@@ -136,10 +176,12 @@ class Runner:
         block_tokens: int,
         draft: DraftModel | None = None,
         overlap: bool = False,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._draft = draft
         self._model = model
         self._attention = attention
+        self._graphs = graphs
         self._block_tokens = block_tokens
         self.is_asynchronous = is_cuda = model.device.type == "cuda"
         self._ids, self._positions, self._slots, self._rows = (
@@ -165,10 +207,11 @@ class Runner:
             if self._draft is not None:
                 self._draft.propose(step - 1, plan, probe)
             batch = self.prepare(plan)
-            probe.start(step, mode="eager", cold=batch.is_cold)
+            mode = "graph" if batch.graph_size else "eager"
+            probe.start(step, mode=mode, cold=batch.is_cold)
             tokens = self.execute(batch)
             # Before the host waits: on a device the end event follows the last kernel.
-            probe.stop(step)
+            probe.stop(step, padded_tokens=batch.graph_size)
             fetch = self._start_fetch(tokens)
         return lambda: (batch.sampled, batch.added(fetch()))
 
@@ -206,38 +249,48 @@ class Runner:
             token_sequence_slots = sequence_slots.repeat(counts)
             positions = np.arange(num_tokens) + (contexts - ends + counts).repeat(counts)
         blocks, offsets = np.divmod(positions, self._block_tokens)
-        self._ids.numpy()[:num_tokens] = _token_ids(slices, num_singles)
-        self._positions.numpy()[:num_tokens] = positions
-        self._slots.numpy()[:num_tokens] = (
-            self._table[token_sequence_slots, blocks] * self._block_tokens + offsets
-        )
+        ids = _token_ids(slices, num_singles)
+        slots = self._table[token_sequence_slots, blocks] * self._block_tokens + offsets
         sampled = [part for part in slices if part.is_sampled]
         rows = ends[[part.is_sampled for part in slices]] - 1
         if any(part.num_drafts for part in sampled):
             num_rows = np.array([1 + part.num_drafts for part in sampled])
             first = (rows + 1 - num_rows).repeat(num_rows)
             rows = first + np.arange(len(first)) - (num_rows.cumsum() - num_rows).repeat(num_rows)
-        self._rows.numpy()[: len(rows)] = rows
 
-        longest = int((contexts + counts).max())
-        widest = -(-longest // self._block_tokens)
+        widest = -(-int((contexts + counts).max()) // self._block_tokens)
+        block_lists = self._table[sequence_slots, :widest]
+        graph_size = 0 if self._graphs is None else self._graphs.size_for(slices)
+        if self._graphs is not None and graph_size:
+            on_device = self._graphs.write(
+                graph_size, ids=ids, positions=positions, slots=slots, blocks=block_lists
+            )
+        else:
+            on_device = StepTensors(
+                ids=self._on_device(self._ids, ids),
+                positions=self._on_device(self._positions, positions),
+                slots=self._on_device(self._slots, slots),
+                rows=self._on_device(self._rows, rows),
+            )
         batch = Batch(
-            ids=self._on_device(self._ids, num_tokens),
-            positions=self._on_device(self._positions, num_tokens),
-            rows=self._on_device(self._rows, len(rows)),
+            ids=on_device.ids,
+            positions=on_device.positions,
+            rows=on_device.rows,
             ragged=RaggedBatch(
-                slots=self._on_device(self._slots, num_tokens),
+                slots=on_device.slots,
                 counts=counts,
                 contexts=contexts,
-                blocks=self._table[sequence_slots, :widest],
+                blocks=block_lists,
                 num_singles=num_singles,
             ),
             sampled=sampled,
             is_cold=self._mark_shape_seen(num_tokens, is_decode=num_tokens == len(slices)),
             logprobs=StepLogprobs.of(sampled),
+            graph_size=graph_size,
         )
         # Before the probe starts the step: the host's planning is not device time.
-        self._attention.plan(batch.ragged)
+        if not graph_size:
+            self._attention.plan(batch.ragged)
         if self._copied is not None:
             self._copied.record()
         return batch
@@ -248,13 +301,19 @@ class Runner:
 
         Nothing here waits for the device; reading the result does.
         """
-        logits = forward(
-            self._model,
-            batch.ids if self._future is None else self._future.fill(batch.ids),
-            positions=batch.positions,
-            attend=self._attention.run,
-            rows=batch.rows,
-        )
+        ids = batch.ids if self._future is None else self._future.fill(batch.ids)
+        if self._graphs is not None and batch.graph_size:
+            if ids is not batch.ids:
+                batch.ids.copy_(ids)  # where the graph reads them
+            logits = self._graphs.logits(batch.graph_size)[: len(batch.sampled)]
+        else:
+            logits = forward(
+                self._model,
+                ids,
+                positions=batch.positions,
+                attend=self._attention.run,
+                rows=batch.rows,
+            )
         if not batch.sampled:
             return torch.empty(0, dtype=torch.int64)
         if batch.logprobs is not None:
@@ -300,8 +359,9 @@ class Runner:
                 ]
                 self._num_tabled[request.sequence_slot] = num_blocks
 
-    def _on_device(self, buffer: Tensor, length: int) -> Tensor:
-        return buffer[:length].to(self._model.device, non_blocking=True)
+    def _on_device(self, buffer: Tensor, values: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        buffer.numpy()[: len(values)] = values
+        return buffer[: len(values)].to(self._model.device, non_blocking=True)
 
     def _mark_shape_seen(self, num_tokens: int, *, is_decode: bool) -> bool:
         bucket = ((num_tokens - 1).bit_length(), is_decode)
@@ -309,6 +369,15 @@ class Runner:
             return False
         self._seen_buckets.add(bucket)
         return True
+
+
+def has_kernels(config: ModelConfig, device: torch.device) -> bool:
+    """Return whether the Triton kernels serve a model on a device."""
+    return (
+        device.type == "cuda"
+        and config.head_dim <= _LARGEST_HEAD_DIM
+        and find_spec("triton") is not None
+    )
 
 
 def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:

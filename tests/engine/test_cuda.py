@@ -128,3 +128,48 @@ def test_a_launched_step_has_not_waited_for_the_device(sampling: Sampling) -> No
 
     engine._runner.execute = checked  # type: ignore[attr-defined]
     assert all(engine.generate(prompts(1), sampling))
+
+
+def test_graphs_generate_the_tokens_of_eager_steps() -> None:
+    """Cover every captured size, and padding."""
+    pytest.importorskip("triton")
+    sampling = Sampling(max_tokens=24, ignore_eos=True)
+    graphs, eager = engine_on("cuda:0"), engine_on("cuda:0", cuda_graphs=False)
+    for num in (1, 3, 9):
+        ours, theirs = (engine.generate(prompts(num, num), sampling) for engine in (graphs, eager))
+        assert ours == theirs
+
+
+def test_decodes_are_recorded_as_graphs_of_the_next_captured_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    engine = engine_on("cuda:0")
+    timer = step_timer(engine.model.device)
+    probe = engine.probe = Probe.open(describe(engine, name=SHAPE), timer=timer)
+    engine.generate(prompts(1, 3), Sampling(max_tokens=8, ignore_eos=True))
+    time.sleep(0.2)
+    assert probe.path is not None
+    probe.close()
+    spans = of(StepSpan, probe.path)
+    assert {span.mode for span in spans} == {"eager", "graph"}
+    assert all(span.padded_tokens == 0 for span in spans if span.mode == "eager")
+    assert {span.padded_tokens for span in spans if span.mode == "graph"} <= {1, 2, 4}
+
+
+def test_graphs_are_captured_beside_event_queries_of_another_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query of another thread would end a capture in CUDA's default mode."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    timed = engine_on("cuda:0")
+    timer = step_timer(timed.model.device)
+    probe = timed.probe = Probe.open(describe(timed, name=SHAPE), timer=timer)
+    sampling = Sampling(max_tokens=4, ignore_eos=True)
+    for _ in range(5):
+        timed.generate(prompts(2, 2), sampling)  # the last step's events are queried from beside
+        beside = engine_on("cuda:0")
+        assert all(beside.generate(prompts(3, 2), sampling))
+    probe.close()

@@ -7,6 +7,7 @@ Compiled where there is a GPU; else in Triton's interpreter, in an environment w
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from inferscope.engine import Engine, EngineOptions, Sampling
 from inferscope.engine.attention import PagedAttention, RaggedBatch
 from inferscope.engine.config import ModelConfig
+from inferscope.engine.graphs import DecodeGraphs
+from inferscope.engine.load import load_model
+from inferscope.engine.runner import Runner
 from inferscope.engine.shapes import parse_shape
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -170,3 +175,45 @@ def test_padding_stores_nothing_and_attends_to_nothing() -> None:
     pair.triton.bind(**given)
     assert not pair.triton.run(0, *pair.tensors(3)).any()
     assert all(map(torch.equal, before, pool))
+
+
+def test_engine_on_kernels_and_padded_decodes_generates_the_plain_engine_s_tokens() -> None:
+    """In float32, with chunks, mixed steps and preemptions."""
+    from inferscope.engine.kernels import TritonAttention
+
+    options = EngineOptions(
+        dtype="float32", device=str(DEVICE), token_budget=16, max_running=3, num_blocks=12,
+        block_tokens=4, cuda_graphs=False,
+    )  # fmt: skip
+    model = load_model("random:tiny", options)
+    attention = TritonAttention(
+        model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE
+    )
+    sizes: list[int] = []
+
+    def capture(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def replay() -> torch.Tensor:
+            logits = run()
+            sizes.append(len(logits))
+            return logits
+
+        return replay
+
+    runner = Runner(
+        model, attention, token_budget=16, max_running=3, max_blocks=12, block_tokens=4,
+        graphs=DecodeGraphs(
+            model, attention, sizes=(1, 4), max_blocks=12, capture=capture
+        ),
+    )  # fmt: skip
+    engine = Engine(model, options, runner=runner)
+    plain = PagedAttention(
+        model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE
+    )
+    reference = Runner(model, plain, token_budget=16, max_running=3, max_blocks=12, block_tokens=4)
+    draw = np.random.default_rng(4)
+    prompts = [draw.integers(0, 256, size=length).tolist() for length in (14, 3, 20, 9)]
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
+    expected = Engine(model, options, runner=reference).generate(prompts, sampling)
+    assert engine.generate(prompts, sampling) == expected
+    assert engine.stats().preemptions > 0
+    assert set(sizes) == {1, 4}
