@@ -45,7 +45,7 @@ PARTS = {
     "b": Part("b_events.py", 20, 48),
     "c": Part("c_bytes.py", 40, 136),
     "d": Part("d_probe.py", 40, 58),
-    "e": Part("e_engine.py", 25, 46),
+    "e": Part("e_engine.py", 25, 50),
     "f": Part("f_ablation.py", 36, 48),
     "g": Part("g_gpm.py", 18, 36),
 }

@@ -666,7 +666,14 @@ def test_weights_are_gone_before_transformers_brings_its_own(
     kit.part.release()
     assert [model() for model in models] == [None]
     assert config.num_layers == 2
-    assert list(bank.rows) == ["decode 1", "decode 4", "prefill 64"]
+    assert list(bank.rows) == [
+        "decode 1",
+        "decode 4",
+        "prefill 64",
+        "capture",
+        "eager 1",
+        "eager 4",
+    ]
     assert bank.rows["decode 4"]["mfu"] is None  # no ceiling was measured for its dtype
     assert "MFU -" in bank.finish("dry")["lines"][0]
 
