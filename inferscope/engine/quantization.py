@@ -7,7 +7,8 @@
 
 Only the layers' matrices are quantised. Embedding, lm_head, norms, biases and routers keep the
 activations' dtype. A product either runs torch's kernel on the small weights, or dequantises the
-matrix first and multiplies as usual. Thread milliseconds on an AVX2 CPU, 1024 x 1024 weights:
+matrix first and multiplies as usual. Thread milliseconds on an AVX2 CPU, 1024 x 1024 weights, in
+one run on a loaded machine; "dequantised" adds a dequantisation and a plain product timed apart:
 
               float32                          bfloat16
     tokens    plain   dequantised   kernel     plain   dequantised   kernel (int8, int4)
@@ -15,8 +16,8 @@ matrix first and multiplies as usual. Thread milliseconds on an AVX2 CPU, 1024 x
     32        1.2     1.6           37         6.7     7.1           1.5    1.6
     256       8.4     8.8           365        54      54            13     13
 
-So the kernels run on 16-bit activations only. A CPU with bfloat16 instructions multiplies many rows
-faster than they do.
+So the kernels run on 16-bit activations only. On a CPU with bfloat16 instructions the int8 kernel is
+limited to few rows, because there a plain product should be faster; that was not measured.
 """
 
 from __future__ import annotations
