@@ -39,12 +39,11 @@ def add_engine_options(
         metavar="N",
         help="tokens per KV block, 1 to 1024 (default: %(default)s)",
     )
-    group.add_argument(
+    _add_switch(
+        group,
         "--prefix-cache",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.prefix_cache,
-        help="keep the blocks of finished requests for prompts with the same prefix"
-        f" (default: {'on' if defaults.prefix_cache else 'off'})",
+        defaults.prefix_cache,
+        "keep the blocks of finished requests for prompts with the same prefix",
     )
     group.add_argument(
         "--speculative",
@@ -65,19 +64,17 @@ def add_engine_options(
         help="model of --speculative draft, with the tokenizer of the served one (default: that of "
         "the built-in model)",
     )
-    group.add_argument(
+    _add_switch(
+        group,
         "--overlap",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.overlap,
-        help="launch each step before the outputs of the one before it are known"
-        f" (default: {'on' if defaults.overlap else 'off'})",
+        defaults.overlap,
+        "launch each step before the outputs of the one before it are known",
     )
-    group.add_argument(
+    _add_switch(
+        group,
         "--cuda-graphs",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.cuda_graphs,
-        help="launch decode steps as CUDA graphs, on a GPU with Triton"
-        f" (default: {'on' if defaults.cuda_graphs else 'off'})",
+        defaults.cuda_graphs,
+        "launch decode steps as CUDA graphs, on a GPU with Triton",
     )
     group.add_argument(
         "--max-model-len",
@@ -135,4 +132,13 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         num_threads=options.threads,
         quantization=options.quantization,
         end_of_thinking=options.end_of_thinking,
+    )
+
+
+def _add_switch(group: argparse._ArgumentGroup, name: str, default: bool, text: str) -> None:
+    group.add_argument(
+        name,
+        action=argparse.BooleanOptionalAction,
+        default=default,
+        help=f"{text} (default: {'on' if default else 'off'})",
     )
