@@ -16,8 +16,8 @@ one run on a loaded machine; "dequantised" adds a dequantisation and a plain pro
     32        1.2     1.6           37         6.7     7.1           1.5    1.6
     256       8.4     8.8           365        54      54            13     13
 
-So the kernels run on 16-bit activations only. On a CPU with bfloat16 instructions the int8 kernel is
-limited to few rows, because there a plain product should be faster; that was not measured.
+So the kernels run on 16-bit activations only. On a CPU with bfloat16 instructions the int8 kernel
+runs for few rows only, because there a plain product should be faster; that was not measured.
 """
 
 from __future__ import annotations

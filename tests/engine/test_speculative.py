@@ -144,7 +144,7 @@ def test_sampled_output_equals_that_without_speculation(
 
 @pytest.fixture
 def foresight(tiny_engine: Build, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Replace the proposals of all indices by the tokens that the model will generate; return these."""
+    """Replace all proposals by the tokens that the model will generate; return these."""
     (output,) = tiny_engine().generate([[1, 2, 3]], Sampling(max_tokens=20))
 
     class Foresight(NgramIndex):
