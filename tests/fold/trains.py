@@ -112,13 +112,11 @@ class Train:
         """Add samples at a rate by phase, in windows of one length."""
         until = self.steps[-1][1]
         edges = np.arange(first_ms, until + period_ms, period_ms).tolist()
+        starts, stops, phases = np.array(self.steps, float).T
+        rates = np.array(of_phase)[phases.astype(int)]
         for begin, end in itertools.pairwise(edges):
-            total, busy = 0.0, 0.0
-            for start, stop, phase in self.steps:
-                both = min(stop, end) - max(start, begin)
-                if both > 0:
-                    total, busy = total + both * of_phase[phase], busy + both
-            total += (end - begin - busy) * idle
+            both = np.clip(np.minimum(stops, end) - np.maximum(starts, begin), 0, None)
+            total = float(both @ rates) + (end - begin - float(both.sum())) * idle
             value = total / (end - begin) if is_share else total
             self.count(begin, end, {word: value}, source=source, device=device)
         return self
