@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -23,7 +24,7 @@ from textual.screen import Screen
 from inferscope.fold import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
 from inferscope.text import REFRESH_RATES_HZ, WINDOWS_NS, Scene
-from inferscope.tui.screens import DetailScreen, HelpScreen, OverviewScreen
+from inferscope.tui.screens import SCREENS, DetailScreen, HelpScreen, OverviewScreen, SceneScreen
 from inferscope.tui.snapshot_history import SnapshotHistory
 from inferscope.tui.source import Feed, SnapshotSource
 from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
@@ -31,6 +32,7 @@ from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
 Number = TypeVar("Number", int, float)
 
 _MESSAGE_S = 5.0
+_TABS = tuple(tab for screen in SCREENS for tab in screen.TABS)
 
 
 class SnapshotReady(Message):
@@ -68,6 +70,7 @@ class InferScopeApp(App[None]):
     CSS_PATH = Path(__file__).with_name("inferscope.tcss")
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(tab.key, f"tab('{tab.key}')", tab.name, show=False) for tab in _TABS),
         Binding("q", "quit", "quit", show=False),
         Binding("space", "freeze", "freeze", show=False),
         Binding("left_square_bracket", "step(-1)", "step back", show=False),
@@ -116,7 +119,9 @@ class InferScopeApp(App[None]):
             window_ns=window_ns,
         )
         self._is_ascii = ascii
-        self._overview = OverviewScreen(is_ascii=ascii)
+        self._screens = [screen(_TABS, is_ascii=ascii) for screen in SCREENS]
+        self._behind = {tab.key: screen for screen in self._screens for tab in screen.TABS}
+        """Screens by the keys of their tabs."""
         self._past = SnapshotHistory(earlier)
         self._at_idx = at_idx
         self._feed = Feed(
@@ -130,10 +135,12 @@ class InferScopeApp(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         """Return the overview."""
-        return self._overview
+        return self._screens[0]
 
     def on_mount(self) -> None:
         """Show the empty screen, then start fetching."""
+        for screen in self._screens[1:]:
+            self.install_screen(screen, screen.TABS[0].name)  # else it is removed when it is left
         if self._at_idx is not None:
             self._freeze_at(self._at_idx)
         self.call_after_refresh(self._begin)
@@ -167,7 +174,7 @@ class InferScopeApp(App[None]):
         if not self.screen_stack:
             return
         screen = self.screen
-        if isinstance(screen, OverviewScreen | DetailScreen):
+        if isinstance(screen, SceneScreen):
             screen.show(scene)
 
     def show_message(self, text: str) -> None:
@@ -185,16 +192,17 @@ class InferScopeApp(App[None]):
     # --- requests of the screens
     # -------------------------------------------------------------------
 
+    def attend(self, screen: SceneScreen) -> None:
+        """Request what the screen on top needs, and draw it."""
+        if self.screen is screen:
+            self._feed.set_focus(screen.focus_id)
+            self.show(self.scene)
+
     def open_request(self, row: RequestRow) -> None:
         """Open the detail of a request."""
-        screen = DetailScreen(row, self._overview.table, is_ascii=self._is_ascii)
-        self.focus_on(row.request_id)
-        self.push_screen(screen, callback=lambda _: self._close_request())
-        self.call_after_refresh(lambda: self.show(self.scene))
-
-    def focus_on(self, request_id: str | None) -> None:
-        """Request the token times of one request."""
-        self._feed.set_focus(request_id)
+        overview = self._screens[0]
+        assert isinstance(overview, OverviewScreen)
+        self.push_screen(DetailScreen(row, overview.table, _TABS, is_ascii=self._is_ascii))
 
     def copy_request(self, row: RequestRow) -> None:
         """Copy a request as JSON to the clipboard (OSC 52)."""
@@ -202,6 +210,15 @@ class InferScopeApp(App[None]):
         self.show_message(f"copied {row.external_id or row.request_id} as JSON")
 
     # --- keys -----------------------------------------------------------------------------------
+
+    def action_tab(self, key: str) -> None:
+        """Show the screen behind a tab; whatever is over the overview closes."""
+        screen = self._behind[key]
+        while len(self.screen_stack) > 1 and self.screen is not screen:
+            self.pop_screen()
+        if self.screen is not screen:
+            self.push_screen(screen)
+        screen.open_tab(key)
 
     def action_freeze(self) -> None:
         """Freeze or resume the display."""
@@ -249,7 +266,13 @@ class InferScopeApp(App[None]):
 
     def action_help(self) -> None:
         """Show the help."""
-        self.push_screen(HelpScreen(is_ascii=self._is_ascii), lambda _: self.show(self.scene))
+        screen = self.screen
+        if isinstance(screen, SceneScreen):
+            self.push_screen(
+                HelpScreen(
+                    is_ascii=self._is_ascii, sections=screen.HELP_SECTIONS, methods=screen.METHODS
+                )
+            )
 
     def action_export(self) -> None:
         """Write this screen as SVG and its snapshot as JSON into the current directory."""
@@ -263,6 +286,8 @@ class InferScopeApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Yield every key's command by name, for the palette."""
+        for tab in _TABS:
+            yield SystemCommand(tab.name, f"Screen {tab.key}", partial(self.action_tab, tab.key))
         yield SystemCommand("Freeze", "Freeze or resume the display", self.action_freeze)
         yield SystemCommand("Live", "Show the newest snapshot", self.action_live)
         yield SystemCommand("Window", "10 s, 60 s, 5 min", self.action_window)
@@ -278,10 +303,6 @@ class InferScopeApp(App[None]):
     def _begin(self) -> None:
         self.show(self.scene)
         self._feed.start()
-
-    def _close_request(self) -> None:
-        self.focus_on(None)
-        self.show(self.scene)
 
     def _post(self, message: Message) -> None:
         self.post_message(message)

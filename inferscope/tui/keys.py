@@ -5,6 +5,8 @@ from __future__ import annotations
 from inferscope.text import Line, Span, fit_line
 
 Key = tuple[str, str]
+Section = tuple[str, tuple[Key, ...]]
+"""Title and keys of a part of the help."""
 
 OVERVIEW_KEYS: tuple[Key, ...] = (
     ("Enter", "detail"),
@@ -17,14 +19,8 @@ OVERVIEW_KEYS: tuple[Key, ...] = (
     ("e", "export"),
     (":", "palette"),
 )
-FROZEN_KEYS: tuple[Key, ...] = (
-    ("[ ]", "step"),
-    ("End", "live"),
-    ("Enter", "detail"),
-    ("/", "filter"),
-    ("s", "sort"),
-    ("e", "export"),
-)
+FROZEN_KEYS: tuple[Key, ...] = (("[ ]", "step"), ("End", "live"))
+"""Keys that come first while the screen is frozen."""
 ZOOM_KEYS: tuple[Key, ...] = (("z", "all panels"), ("Tab", "next panel"), ("w", "window"))
 DETAIL_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
@@ -34,29 +30,21 @@ DETAIL_KEYS: tuple[Key, ...] = (
     ("y", "copy JSON"),
     ("e", "export"),
 )
+TIMELINE_KEYS: tuple[Key, ...] = (
+    ("Space", "freeze"),
+    ("w", "window"),
+    ("e", "export"),
+    (":", "palette"),
+)
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 
-HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
+COMMON_HELP: tuple[Section, ...] = (
     (
-        "Move",
+        "Screens",
         (
-            ("↑ ↓  j k", "previous or next request; PgUp PgDn, g G for the ends"),
-            ("Enter", "latency ledger of this request"),
-            ("Esc", "back; ends a zoom or a filter"),
-            ("← →  h l", "in the detail: previous, next request"),
-            ("Tab", "next panel; z zooms it, Tab then shows the next"),
-        ),
-    ),
-    (
-        "Look",
-        (
-            ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
-            ("s S", "sort by the next column, reverse; or click a heading"),
-            ("w", "window of all numbers: 10 s, 60 s, 5 min"),
-            ("u", "the other unit: % or ms"),
-            ("z", "the focused panel alone; in the detail: time between tokens"),
-            ("n", "next engine, if there are several"),
-            ("t", "dark or light"),
+            ("1 to 6", "the screens by number; or click one"),
+            ("Esc", "back; ends a zoom or a filter first"),
+            ("n  t", "next engine, if there are several; dark or light"),
         ),
     ),
     (
@@ -71,14 +59,40 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
         "Take away",
         (
             ("e", "this screen as SVG and its snapshot as JSON, here"),
-            ("y", "the request as JSON, to the clipboard"),
             (": ctrl+p", "every command by name"),
             ("q ctrl+q", "quit; the server is unaffected"),
         ),
     ),
 )
+"""Keys of every screen."""
+HELP: tuple[Section, ...] = (
+    (
+        "Requests",
+        (
+            ("↑ ↓  j k", "previous or next request; PgUp PgDn, g G for the ends"),
+            ("Enter", "latency ledger of this request; ← → then go to its neighbours"),
+            ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
+            ("s S", "sort by the next column, reverse; or click a heading"),
+            ("y", "the request as JSON, to the clipboard"),
+        ),
+    ),
+    (
+        "Look",
+        (
+            ("w", "window of all numbers: 10 s, 60 s, 5 min"),
+            ("u", "the other unit: % or ms"),
+            ("z", "the focused panel alone; in the detail: time between tokens"),
+            ("Tab", "next panel; after z, the next panel alone"),
+        ),
+    ),
+    *COMMON_HELP,
+)
+TIMELINE_HELP: tuple[Section, ...] = (
+    ("Timeline", (("w", "window: 10 s, 60 s, 5 min"),)),
+    *COMMON_HELP,
+)
 
-PAGE_HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
+PAGE_HELP: tuple[Section, ...] = (
     (
         "A server's /metrics",
         (

@@ -3,6 +3,7 @@
 from inferscope.text.panels.brief import brief
 from inferscope.text.panels.causes import causes
 from inferscope.text.panels.kv import engine_and_kv
+from inferscope.text.panels.lanes import lanes
 from inferscope.text.panels.levels import service_levels
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
@@ -16,6 +17,7 @@ __all__ = [
     "causes",
     "device_time",
     "engine_and_kv",
+    "lanes",
     "largest_problem",
     "request_detail",
     "service_levels",

@@ -3,5 +3,17 @@
 from inferscope.tui.screens.detail import DetailScreen
 from inferscope.tui.screens.help import HelpScreen
 from inferscope.tui.screens.overview import OverviewScreen
+from inferscope.tui.screens.scene_screen import SceneScreen
+from inferscope.tui.screens.timeline import TimelineScreen
 
-__all__ = ["DetailScreen", "HelpScreen", "OverviewScreen"]
+SCREENS: tuple[type[SceneScreen], ...] = (OverviewScreen, TimelineScreen)
+"""Screens behind the number keys, in the order of their tabs; the first is the one that opens."""
+
+__all__ = [
+    "SCREENS",
+    "DetailScreen",
+    "HelpScreen",
+    "OverviewScreen",
+    "SceneScreen",
+    "TimelineScreen",
+]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.widget import Widget
 
 from inferscope.fold import RequestRow
-from inferscope.text import Line, Scene, fit_line, header, status_line
+from inferscope.text import Line, Scene
 from inferscope.text.panels import breadcrumb, request_detail
 from inferscope.text.plots import plain
-from inferscope.tui.canvas import Canvas
-from inferscope.tui.keys import DETAIL_KEYS, footer
+from inferscope.tui.keys import DETAIL_KEYS, HELP
 from inferscope.tui.request_table import RequestList
+from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
 
 def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
@@ -31,8 +31,11 @@ def _why_no_gaps(row: RequestRow) -> str:
     return "no gap between tokens to draw: the times of its tokens are not known"
 
 
-class DetailScreen(Screen[None]):
+class DetailScreen(SceneScreen):
     """Layout and keys of the detail. The request stays on screen after it has left the list."""
+
+    KEYS = DETAIL_KEYS
+    HELP_SECTIONS = HELP
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter", "leave", "back", show=False),
@@ -42,32 +45,35 @@ class DetailScreen(Screen[None]):
         Binding("y", "copy", "copy row", show=False),
     ]
 
-    def __init__(self, row: RequestRow, table: RequestList, *, is_ascii: bool) -> None:
-        super().__init__()
+    def __init__(
+        self, row: RequestRow, table: RequestList, tabs: tuple[Tab, ...], *, is_ascii: bool
+    ) -> None:
+        super().__init__(tabs, is_ascii=is_ascii)
         self.row = row
         self._table = table
-        self._is_ascii = is_ascii
-        self._scene = Scene()
         self._is_gone = False
         self._chart: bool | None = None
         """Whether the gaps are drawn; None draws them if they fit."""
         self._has_chart = False
-        self._canvases: list[Canvas] = []
 
-    def compose(self) -> ComposeResult:
-        """Yield header, breadcrumb, body and footer."""
-        self._canvases = [
-            Canvas(self._header, is_ascii=self._is_ascii, id="header"),
-            Canvas(self._breadcrumb, is_ascii=self._is_ascii, id="breadcrumb"),
-            Canvas(self._body, is_ascii=self._is_ascii, id="body"),
-            Canvas(self._message, is_ascii=self._is_ascii, id="message"),
-            Canvas(self._footer, is_ascii=self._is_ascii, id="footer"),
-        ]
-        yield from self._canvases
+    def blocks(self) -> Iterable[Widget]:
+        """Yield breadcrumb, body and message."""
+        yield self.canvas(self._breadcrumb, "breadcrumb")
+        yield self.canvas(self._body, "body")
+        yield self.remark_line()
+
+    @property
+    def tab(self) -> str:
+        """Return the key of the requests' tab."""
+        return "2"
+
+    @property
+    def focus_id(self) -> str | None:
+        """Return the request on screen."""
+        return self.row.request_id
 
     def show(self, scene: Scene) -> None:
         """Draw a scene, with the request's row in it."""
-        self._scene = scene
         rows = scene.view.requests if scene.view is not None else ()
         for row in rows:
             if row.request_id == self.row.request_id:
@@ -75,20 +81,14 @@ class DetailScreen(Screen[None]):
                 break
         else:
             self._is_gone = True
-        for canvas in self._canvases:
-            canvas.show(scene)
-
-    def action_leave(self) -> None:
-        """Return to the list."""
-        self.dismiss()
+        super().show(scene)
 
     def action_step(self, step: int) -> None:
         """Go to the previous or next request, in the list's order."""
         row = self._table.neighbour(self.row.request_id, step)
         if row is not None:
             self.row = row
-            self.app.focus_on(row.request_id)  # type: ignore[attr-defined]  # as above
-            self.show(self._scene)
+            self.app.attend(self)  # type: ignore[attr-defined]  # as below
 
     def action_zoom(self) -> None:
         """Draw the gaps between tokens, or give their space to the ledgers."""
@@ -96,14 +96,11 @@ class DetailScreen(Screen[None]):
             self.app.show_message(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
             return
         self._chart = not self._has_chart
-        self.show(self._scene)
+        self.show(self.scene)
 
     def action_copy(self) -> None:
         """Copy the request as JSON."""
         self.app.copy_request(self.row)  # type: ignore[attr-defined]  # InferScopeApp imports us
-
-    def _header(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return [status_line(scene, width) if width < 60 else header(scene, width)]
 
     def _breadcrumb(self, scene: Scene, width: int, height: int) -> list[Line]:
         arrived_ns = scene.arrived_real_ns(self.row)
@@ -116,11 +113,7 @@ class DetailScreen(Screen[None]):
         self._has_chart = any("Time between tokens" in text for line in lines for text, _ in line)
         return lines
 
-    def _message(self, scene: Scene, width: int, height: int) -> list[Line]:
-        if scene.message:
-            return [fit_line(((f" {plain(scene.message)}", "strong"),), width)]
+    def remark(self, scene: Scene, width: int) -> Line:
+        """Return the command that explains this request."""
         name = plain(self.row.external_id or self.row.request_id)
-        return [fit_line(((f" in words, with names: inferscope why {name}", "dim"),), width)]
-
-    def _footer(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return [footer(DETAIL_KEYS, width)]
+        return ((f" in words, with names: inferscope why {name}", "dim"),)

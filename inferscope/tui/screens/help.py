@@ -11,9 +11,7 @@ from textual.screen import ModalScreen
 
 from inferscope.text import Line, Scene, frame
 from inferscope.tui.canvas import Canvas
-from inferscope.tui.keys import HELP, METHODS, Key
-
-Section = tuple[str, Sequence[Key]]
+from inferscope.tui.keys import HELP, METHODS, Section
 
 
 def help_lines(

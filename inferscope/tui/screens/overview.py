@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
 from inferscope.errors import BadInput
 from inferscope.fold import EngineView
-from inferscope.text import TRIANGLE, Line, Scene, fit_line, frame, header, status_line
+from inferscope.text import TRIANGLE, Line, Scene, fit_line, frame
 from inferscope.text.panels import (
     brief,
     causes,
@@ -26,31 +24,25 @@ from inferscope.text.panels import (
     tokens_per_second,
 )
 from inferscope.text.plots import plain
-from inferscope.tui.canvas import Canvas, Draw
+from inferscope.tui.canvas import Draw
 from inferscope.tui.filters import EVERYTHING, parse_filter
-from inferscope.tui.keys import FROZEN_KEYS, OVERVIEW_KEYS, ZOOM_KEYS, footer
+from inferscope.tui.keys import HELP, OVERVIEW_KEYS, ZOOM_KEYS, Key
 from inferscope.tui.request_table import RequestList
-
-_PANELS_WIDTH, _PANELS_HEIGHT = 100, 32
-"""Cells of the smallest terminal that shows the panels and the list."""
+from inferscope.tui.screens.scene_screen import PANELS_HEIGHT, PANELS_WIDTH, SceneScreen, Tab
 
 
 def why_line(scene: Scene, width: int) -> Line:
-    """Return the reply to the last key, else the largest problem, else nothing."""
-    if scene.message:
-        return fit_line(((f" {plain(scene.message)}", "strong"),), width)
-    if scene.failure:
-        return fit_line(((f" {TRIANGLE} {plain(scene.failure)}", "alarm"),), width)
+    """Return the largest problem, else a note on the source, else nothing."""
     if scene.view is not None:
         problem = largest_problem(scene.view)
         if problem:
             hint = " Enter: ledger." if scene.view.is_alive and scene.view.requests else ""
             fits = len(problem) + len(hint) + 3 <= width
             sentence = plain(problem + (hint if fits else ""))
-            return fit_line(((f" {TRIANGLE} ", "alarm"), (sentence, "body")), width)
+            return ((f" {TRIANGLE} ", "alarm"), (sentence, "body"))
     if scene.snapshot is not None and scene.snapshot.notes:
-        return fit_line(((f" {plain(scene.snapshot.notes[0])}", "dim"),), width)
-    return fit_line((), width)
+        return ((f" {plain(scene.snapshot.notes[0])}", "dim"),)
+    return ()
 
 
 def _of_view(title: str, panel: Callable[[EngineView, int, int], list[Line]]) -> Draw:
@@ -78,28 +70,12 @@ def _brief(scene: Scene, width: int, height: int) -> list[Line]:
     return brief(scene.view, width, height, unit=scene.unit)
 
 
-def _header(scene: Scene, width: int, height: int) -> list[Line]:
-    return [status_line(scene, width) if width < 60 else header(scene, width)]
+class OverviewScreen(SceneScreen):
+    """Layout and keys of the overview, and of the list of requests at full height."""
 
-
-def _why(scene: Scene, width: int, height: int) -> list[Line]:
-    return [why_line(scene, width)]
-
-
-class OverviewScreen(Screen[None]):
-    """Layout and keys of the overview."""
-
-    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - Textual declares it so
-        (0, "-tiny"),
-        (60, "-narrow"),
-        (_PANELS_WIDTH, "-normal"),
-        (140, "-wide"),
-    ]
-    VERTICAL_BREAKPOINTS = [  # noqa: RUF012 - likewise
-        (0, "-flat"),
-        (16, "-low"),
-        (_PANELS_HEIGHT, "-high"),
-    ]
+    TABS = (Tab("1", "Overview", "Over"), Tab("2", "Requests", "Req"))
+    KEYS = OVERVIEW_KEYS
+    HELP_SECTIONS = HELP
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", show=False),
         Binding("s", "sort", "sort", show=False),
@@ -111,32 +87,33 @@ class OverviewScreen(Screen[None]):
         Binding("escape", "back", "back", show=False),
     ]
 
-    def __init__(self, *, is_ascii: bool) -> None:
-        super().__init__()
-        self._is_ascii = is_ascii
-        self._canvases: list[Canvas] = []
-        self._scene = Scene()
+    def __init__(self, tabs: tuple[Tab, ...], *, is_ascii: bool) -> None:
+        super().__init__(tabs, is_ascii=is_ascii)
         self._filter_before = EVERYTHING
         self.table = RequestList(is_ascii=is_ascii, id="requests")
         self.table.add_class("block")
 
-    def compose(self) -> ComposeResult:
+    def blocks(self) -> Iterable[Widget]:
         """Yield the panels; the style sheet decides which are shown."""
-        yield self._canvas(_header, "header")
-        with Horizontal(id="top", classes="block"):
-            yield self._panel(_device, "device")
-            yield self._panel(_of_view("Service levels", service_levels), "levels")
-            yield self._panel(_causes, "causes")
-        with Horizontal(id="middle", classes="block"):
-            yield self._panel(_of_view("Tokens / s", tokens_per_second), "tokens")
-            yield self._panel(_of_view("Engine / KV", engine_and_kv), "engine")
-        yield self._canvas(_brief, "brief", classes="block")
+        yield Horizontal(
+            self.panel(_device, "device"),
+            self.panel(_of_view("Service levels", service_levels), "levels"),
+            self.panel(_causes, "causes"),
+            id="top",
+            classes="block",
+        )
+        yield Horizontal(
+            self.panel(_of_view("Tokens / s", tokens_per_second), "tokens"),
+            self.panel(_of_view("Engine / KV", engine_and_kv), "engine"),
+            id="middle",
+            classes="block",
+        )
+        yield self.canvas(_brief, "brief", classes="block")
         yield self.table
-        yield self._canvas(_why, "why")
+        yield self.remark_line()
         box = Input(id="filter", placeholder="state:decode p99>30 id:rag* ttft>200 out>=10")
         box.cursor_blink = False
         yield box
-        yield self._canvas(self._footer, "footer")
 
     def on_mount(self) -> None:
         """Focus the list."""
@@ -144,11 +121,29 @@ class OverviewScreen(Screen[None]):
 
     def show(self, scene: Scene) -> None:
         """Draw a scene."""
-        self._scene = scene
-        for canvas in self._canvases:
-            if canvas.display:
-                canvas.show(scene)
+        super().show(scene)
         self.table.show(scene)
+
+    @property
+    def tab(self) -> str:
+        """Return the key of the tab: the list alone is a tab of its own."""
+        return "2" if self.has_class("-listed") else "1"
+
+    def open_tab(self, key: str) -> None:
+        """Show all panels, or the list alone."""
+        if self.has_class("-zoomed"):
+            self._unzoom()
+        self.set_class(key == "2", "-listed")
+        self.table.focus()
+        self._draw_again()
+
+    def remark(self, scene: Scene, width: int) -> Line:
+        """Return the largest problem."""
+        return why_line(scene, width)
+
+    def footer_keys(self) -> tuple[Key, ...]:
+        """Return the keys of the footer, those of a zoom while there is one."""
+        return ZOOM_KEYS if self.has_class("-zoomed") else super().footer_keys()
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -233,10 +228,6 @@ class OverviewScreen(Screen[None]):
             self.table.set_filter(EVERYTHING)
         self.table.focus()
 
-    def _footer(self, scene: Scene, width: int, height: int) -> list[Line]:
-        keys = FROZEN_KEYS if scene.is_frozen else OVERVIEW_KEYS
-        return [footer(ZOOM_KEYS if self.has_class("-zoomed") else keys, width)]
-
     def _zoom(self, panel: Widget) -> None:
         self.query(".-zoom").remove_class("-zoom")
         for widget in (panel, panel.parent):
@@ -248,22 +239,10 @@ class OverviewScreen(Screen[None]):
     def _unzoom(self) -> None:
         self.remove_class("-zoomed")
         self.query(".-zoom").remove_class("-zoom")
-        if self.app.size.width < _PANELS_WIDTH or self.app.size.height < _PANELS_HEIGHT:
+        if self.app.size.width < PANELS_WIDTH or self.app.size.height < PANELS_HEIGHT:
             self.table.focus()  # the zoomed panel is hidden again
         self._draw_again()
 
     def _draw_again(self) -> None:
         """Draw the panels that became visible: hidden ones get no scenes."""
-        self.call_after_refresh(lambda: self.show(self._scene))
-
-    def _canvas(self, draw: Draw, name: str, *, classes: str = "") -> Canvas:
-        canvas = Canvas(draw, is_ascii=self._is_ascii, id=name, classes=classes)
-        self._canvases.append(canvas)
-        return canvas
-
-    def _panel(self, draw: Draw, name: str) -> Canvas:
-        canvas = Canvas(
-            draw, is_ascii=self._is_ascii, id=name, classes="panel block", can_focus=True
-        )
-        self._canvases.append(canvas)
-        return canvas
+        self.call_after_refresh(lambda: self.show(self.scene))
