@@ -21,6 +21,7 @@ from inferscope.fold.work_totals import (
     DRAFT_TOKENS,
     FLOPS,
     NUM_COLUMNS,
+    PROPOSED_TOKENS,
     READ_BYTES,
     TOKENS,
     WASTED_NS,
@@ -65,7 +66,8 @@ def count_rows(
     for at, of in enumerate(slices):
         if of.proposed:
             rows = columns.rows(at)
-            rejected = rejected_tokens(of, tokens[rows])
+            proposed, rejected = verified_tokens(of, tokens[rows])
+            amounts[PROPOSED_TOKENS, rows] = proposed
             wasted[rows] = np.where(columns.is_again[rows], tokens[rows], rejected)
     if wasted.any():
         amounts[WASTED_TOKENS] = wasted
@@ -87,16 +89,17 @@ def count_rows(
     return Counted(1 - columns.is_prefill, amounts, moved.reshape(6, -1).T)
 
 
-def rejected_tokens(slices: StepSlices, tokens: Ints) -> Ints:
-    """Return the number of each row's tokens that were drafts the target model rejected."""
+def verified_tokens(slices: StepSlices, tokens: Ints) -> tuple[Ints, Ints]:
+    """Return each row's draft tokens that the target model verified, and those it rejected."""
     num, dtype = len(tokens), np.dtype(COLUMNS["proposed"])
     size = num * dtype.itemsize
     if len(slices.proposed) != size or len(slices.accepted) not in (0, size):
-        return np.zeros(num, dtype=np.int64)  # no proposals, or their rows are unknown
+        none = np.zeros(num, dtype=np.int64)
+        return none, none  # no proposals, or their rows are unknown
     proposed = np.frombuffer(slices.proposed, dtype=dtype).astype(np.int64)
     accepted = np.frombuffer(slices.accepted, dtype=dtype) if slices.accepted else 0
     rejected: Ints = np.clip(proposed - accepted, 0, tokens)
-    return rejected
+    return proposed, rejected
 
 
 def _weights(columns: Columns, tokens: Ints, weights: WeightBytes) -> Ints:

@@ -38,6 +38,7 @@ from inferscope.fold.rings import (
 from inferscope.fold.samplers import SamplerFold
 from inferscope.fold.step_booking import StepBooker
 from inferscope.fold.timeline import Timeline
+from inferscope.fold.windows import WAITING_BY
 from inferscope.records import (
     ADMITTED,
     CALIBRATION,
@@ -692,11 +693,16 @@ class EngineFold:
     def _on_plan(self, ring: RingState, plan: StepPlan) -> None:
         self.joins.plan(ring, plan)
         self.last_plan = ring.plan = plan
-        gauges = self.lives.windows.at(plan.t_ns).gauges
+        bucket = self.lives.windows.at(plan.t_ns)
+        gauges, amounts = bucket.gauges, bucket.amounts
         gauges["running"] = plan.running
         gauges["waiting"] = plan.waiting
         gauges["blocks_used"] = plan.blocks_used
+        gauges["blocks_cached"] = plan.blocks_cached
         gauges["blocks_total"] = plan.blocks_total
+        amounts["plans"] += 1
+        if plan.waiting and plan.binding in WAITING_BY:
+            amounts[WAITING_BY[plan.binding]] += plan.waiting
 
 
 def _number(ring: RingState) -> int:

@@ -117,8 +117,11 @@ class KvTransfer(msgspec.Struct, frozen=True, gc=False):
     """Transfer of KV blocks from another worker. Times are host nanoseconds."""
 
     start_ns: int
+    """Start on the host's monotonic clock."""
     end_ns: int
+    """End, likewise."""
     num_bytes: int
+    """Bytes of the KV blocks."""
     peer: str
     """Other worker: its engine ID if known, else its address."""
     peer_request_id: str = ""
@@ -193,6 +196,8 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     `cpu_gap`, and its compute in that step is unknown."""
     adapter: str = ""
     """Name of its LoRA adapter, from the engine or an allowed header; empty for the base model."""
+    proposed_tokens: int = 0
+    """Draft tokens that the target model verified for it, `rejected` ones included."""
 
     @property
     def is_in_one_piece(self) -> bool:

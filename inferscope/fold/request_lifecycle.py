@@ -58,6 +58,7 @@ from inferscope.fold.work_totals import (
     DRAFT_NS,
     DRAFT_TOKENS,
     FLOPS,
+    PROPOSED_TOKENS,
     WASTED_NS,
     WASTED_TOKENS,
 )
@@ -569,6 +570,7 @@ class RequestLifecycle:
             adapter=request.adapter or request.attributes.get("adapter", ""),
             ledger_missing=ledger_missing,
             is_partial=request.is_partial,
+            proposed_tokens=decode[PROPOSED_TOKENS],
         )
         self.num_finished += 1
         self.finished.append(final)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from inferscope.attribution import BlameShare
 from inferscope.clock_skew import SkewedClock
-from inferscope.fold.final_records import DeviceTime
+from inferscope.fold.final_records import DeviceTime, KvTransfer
 from inferscope.fold.join.request_counters import NOT_COUNTED, RequestCounters
 from inferscope.json_document import Document, json_line
 from inferscope.slo import Objective, ObjectiveCount
@@ -127,6 +127,16 @@ class RequestRow:
     them."""
     ttfot_ns: int | None = None
     """Time to the first output token after the reasoning; None likewise, or without one."""
+    tenant: str = ""
+    """Tenant of an allowed header; empty without one."""
+    adapter: str = ""
+    """Name of its LoRA adapter; empty for the base model."""
+    proposed_tokens: int = 0
+    """Draft tokens that the target model verified for it."""
+    accepted_tokens: int = 0
+    """Those of them that it accepted."""
+    transfers: tuple[KvTransfer, ...] = ()
+    """Transfers of its KV blocks from other workers."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,25 @@ class Series:
     """Requests in the queue, by the last plan of the second."""
     kv_share: tuple[float, ...]
     """Share of the KV blocks in use."""
+    blocks_used: tuple[int, ...] = ()
+    """KV blocks in use, by the last plan of the second."""
+    blocks_cached: tuple[int, ...] = ()
+    """KV blocks that only the prefix cache holds, likewise."""
+    blocks_total: tuple[int, ...] = ()
+    """KV blocks of the engine, likewise."""
+    waiting_by: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Mean number of waiting requests over the plans of a second, by the constraint that bound the
+    scheduler; None for a second without a plan."""
+    preempted: tuple[int, ...] = ()
+    """Preemptions."""
+    cached_tokens: tuple[int, ...] = ()
+    """Prompt tokens of admitted requests that came from the prefix cache."""
+    prompt_tokens: tuple[int, ...] = ()
+    """Prompt tokens of admitted requests."""
+    proposed_tokens: tuple[int, ...] = ()
+    """Draft tokens that the target model verified."""
+    accepted_tokens: tuple[int, ...] = ()
+    """Those of them that it accepted."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from inferscope.fold.request_lifecycle import RequestLifecycle
 from inferscope.fold.rows import NO_ROWS, Columns
 from inferscope.fold.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.fold.windows import SECOND_NS
+from inferscope.fold.work_totals import PROPOSED_TOKENS, WASTED_TOKENS
 from inferscope.records import DRAFT
 
 Ints = NDArray[np.int64]
@@ -152,6 +153,11 @@ class StepBooker:
             "unattributed_ns": unattributed_ns,
             "steps": np.ones(len(steps), dtype=np.int64),
         }
+        proposed = counted.amounts[PROPOSED_TOKENS]
+        if proposed.any():
+            wasted = np.where(proposed > 0, counted.amounts[WASTED_TOKENS], 0)
+            amounts["proposed_tokens"] = np.add.reduceat(proposed, columns.firsts)
+            amounts["accepted_tokens"] = np.add.reduceat(proposed - wasted, columns.firsts)
         ends_ns = np.array([run.end_ns for run in runs])
         lives.windows.observe("step", np.array([run.longest_ns for run in runs]), ends_ns)
         cuts = (np.diff(ends_ns // SECOND_NS).nonzero()[0] + 1).tolist()

@@ -45,8 +45,8 @@ from inferscope.fold.snapshots import (
     Series,
     Snapshot,
 )
-from inferscope.fold.windows import SECOND_NS, Bucket
-from inferscope.fold.work_totals import COMPUTE_NS
+from inferscope.fold.windows import SECOND_NS, WAITING_BY, Bucket
+from inferscope.fold.work_totals import COMPUTE_NS, PROPOSED_TOKENS, WASTED_TOKENS
 from inferscope.records import EngineInfo
 
 Ints = NDArray[np.int64]
@@ -294,6 +294,9 @@ def _series(buckets: list[Bucket]) -> Series:
     def amount(name: str, scale: float = 1.0) -> tuple[float, ...]:
         return tuple(bucket.amounts[name] * scale for bucket in buckets)
 
+    def whole(name: str) -> tuple[int, ...]:
+        return tuple(bucket.amounts[name] for bucket in buckets)
+
     def gauge(name: str) -> tuple[int, ...]:
         return tuple(bucket.gauges[name] for bucket in buckets)
 
@@ -313,6 +316,20 @@ def _series(buckets: list[Bucket]) -> Series:
             used / total if total else 0.0
             for used, total in zip(gauge("blocks_used"), gauge("blocks_total"), strict=True)
         ),
+        blocks_used=gauge("blocks_used"),
+        blocks_cached=gauge("blocks_cached"),
+        blocks_total=gauge("blocks_total"),
+        waiting_by={
+            binding: tuple(
+                _share(bucket.amounts[name], bucket.amounts["plans"]) for bucket in buckets
+            )
+            for binding, name in WAITING_BY.items()
+        },
+        preempted=whole("preempted"),
+        cached_tokens=whole("cached_tokens"),
+        prompt_tokens=whole("prompt_tokens"),
+        proposed_tokens=whole("proposed_tokens"),
+        accepted_tokens=whole("accepted_tokens"),
     )
 
 
@@ -431,6 +448,11 @@ def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False
         ttft_ledger_ns={} if missing else by_cause(engine.lives.ttft_row(request)),
         joined_late=request.joined_late,
         ledger_missing=missing,
+        tenant=request.attributes.get("tenant", ""),
+        adapter=request.adapter or request.attributes.get("adapter", ""),
+        proposed_tokens=decode[PROPOSED_TOKENS],
+        accepted_tokens=max(decode[PROPOSED_TOKENS] - decode[WASTED_TOKENS], 0),
+        transfers=tuple(request.transfers),
     )
 
 
@@ -476,6 +498,11 @@ def finished_row(final: FinalRequest) -> RequestRow:
         ledger_missing=final.ledger_missing,
         reasoning_tokens=final.reasoning_tokens,
         ttfot_ns=final.ttfot_ns,
+        tenant=final.attributes.get("tenant", ""),
+        adapter=final.adapter,
+        proposed_tokens=final.proposed_tokens,
+        accepted_tokens=max(final.proposed_tokens - final.rejected.tokens, 0),
+        transfers=final.transfers,
     )
 
 

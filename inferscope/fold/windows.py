@@ -15,6 +15,7 @@ from inferscope.fold.durations import add_durations
 from inferscope.fold.retention import ALL, DURATIONS, Retention
 from inferscope.fold.snapshots import NO_QUANTILES, Quantiles
 from inferscope.log_histogram import LogHistogram
+from inferscope.records import BINDINGS
 
 Ints = NDArray[np.int64]
 
@@ -40,8 +41,17 @@ AMOUNTS = (
     "cached_tokens",
     "probe_ns",
     "probe_hidden_ns",
+    "plans",
+    "waiting_none",
+    "waiting_slots",
+    "waiting_blocks",
+    "waiting_budget",
+    "proposed_tokens",
+    "accepted_tokens",
 )
-GAUGES = ("running", "waiting", "blocks_used", "blocks_total")
+GAUGES = ("running", "waiting", "blocks_used", "blocks_cached", "blocks_total")
+WAITING_BY = {binding: f"waiting_{binding}" for binding in BINDINGS}
+"""Amounts by the scheduler's constraint: waiting requests, summed over the plans of a second."""
 
 
 class _Distribution(LogHistogram):

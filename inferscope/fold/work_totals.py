@@ -23,7 +23,9 @@ WASTED_TOKENS, WASTED_NS = 5, 6
 """Columns of wasted work: recomputed tokens of a prefill, rejected drafts of a decode."""
 DRAFT_TOKENS, DRAFT_NS = 7, 8
 """Columns of drafting in a decode, separate from the target model's tokens, FLOPs and bytes."""
-NUM_COLUMNS = 9
+PROPOSED_TOKENS = 9
+"""Column of draft tokens that the target model verified in a decode."""
+NUM_COLUMNS = 10
 TOTALLED = (COMPUTE_NS, READ_BYTES, WRITE_BYTES)
 """Columns in the journal, by which counters are apportioned."""
 NUM_TOTALLED = len(TOTALLED)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
 from inferscope.fold.snapshots import EngineView
 from inferscope.fold.view import snapshot
-from inferscope.records import ON, QUEUED, ProbeHealth
+from inferscope.readers import open_source
+from inferscope.records import ON, QUEUED, ProbeHealth, Record, StepPlan
 from tests.fold.scripts import Script
 
 
@@ -81,3 +87,41 @@ def test_what_a_probe_does_behind_the_device_is_a_part_of_its_share() -> None:
     assert health.probe_hidden_share is not None
     assert round(health.probe_share, 3) in (0.009, 0.01)  # the newest second may not be whole
     assert round(health.probe_hidden_share / health.probe_share, 3) == 0.6
+
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
+
+
+def test_the_history_by_second_is_that_of_the_recorded_plans() -> None:
+    last: dict[int, StepPlan] = {}
+    num_plans, waiting = Counter[int](), Counter[tuple[str, int]]()
+
+    def listen(_: int, record: Record) -> None:
+        if isinstance(record, StepPlan):
+            second = record.t_ns // 10**9
+            last[second] = record
+            num_plans[second] += 1
+            waiting[record.binding, second] += record.waiting
+
+    source = open_source(SAMPLE, listen=listen)
+    source.advance()
+    (view,) = source.snapshot(320 * 10**9).engines
+    source.close()
+    series, newest = view.series, view.folded_ns // 10**9
+    seconds = range(newest - len(series.running) + 1, newest + 1)
+    planned = [at for at, second in enumerate(seconds) if second in last]
+    assert len(planned) == len(last) > 10
+    for at in planned:
+        plan, second = last[seconds[at]], seconds[at]
+        assert series.blocks_used[at] == plan.blocks_used
+        assert series.blocks_cached[at] == plan.blocks_cached
+        assert series.blocks_total[at] == plan.blocks_total
+        for binding, means in series.waiting_by.items():
+            mean = waiting[binding, second] / num_plans[second]
+            assert means[at] == pytest.approx(mean)
+    assert {binding for binding, _ in waiting} <= set(series.waiting_by)
+    unplanned = set(range(len(series.running))) - set(planned)
+    assert all(means[at] is None for means in series.waiting_by.values() for at in unplanned)
+    assert sum(series.preempted) == view.num_preemptions > 0
+    rows = [row for row in view.requests if not row.joined_late]
+    assert sum(series.cached_tokens) == sum(row.cached_tokens or 0 for row in rows) > 0

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from inferscope.cost.counts import rates_of
 from inferscope.cost.shape import kv_bytes_per_token
 from inferscope.fold.final_records import CacheSavings, FinalRequest
+from inferscope.fold.view import snapshot
 from inferscope.fold.work_totals import NUM_COLUMNS, TOTALLED, Journal, WorkTotals
 from inferscope.records import (
     ADMITTED,
@@ -174,6 +175,7 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
             sums["read"] += work.hbm_read_bytes
         sums["recomputed"] += final.recomputed.tokens
         sums["rejected"] += final.rejected.tokens
+        sums["proposed"] += final.proposed_tokens
         sums["drafted"] += final.drafted.tokens
 
     expected: Counter[str] = Counter()
@@ -188,6 +190,7 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
             expected["read"] += rates.hbm.reads(*own)
             expected["recomputed"] += row.tokens if row.flags & RECOMPUTED else 0
             expected["rejected"] += row.proposed - row.accepted
+            expected["proposed"] += row.proposed
         expected["drafted"] += sum(row.tokens for row in rows if row.phase == DRAFT)
         num_tokens = sum(row.tokens for row in targets)
         num_rows = sum(row.sampled for row in targets)
@@ -231,6 +234,21 @@ def test_rejected_drafts_are_counted_in_tokens() -> None:
     assert [requests[name].rejected.tokens for name in "abc"] == [3, 0, 0]
     assert [requests[name].rejected.ns for name in "abc"] == [shares_ns[0] * 3 // 5, 0, 0]
     assert [requests[name].decode_work.tokens for name in "abc"] == [5, 3, 1]
+
+
+def test_drafts_are_counted_by_second_and_by_request() -> None:
+    traffic, _ = some_traffic(7, DENSE)
+    collector, _ = traffic.script.play(until_ms=10 * len(traffic.steps) + 600)
+    (view,) = snapshot(collector, window_ns=10**11, mode="live").engines
+    rows = [row for step in traffic.steps for row in step if row.phase == VERIFY]
+    proposed, accepted = (
+        sum(getattr(row, name) for row in rows) for name in ("proposed", "accepted")
+    )
+    assert proposed > accepted > 0
+    assert sum(view.series.proposed_tokens) == proposed
+    assert sum(view.series.accepted_tokens) == accepted
+    assert sum(row.proposed_tokens for row in view.requests) == proposed
+    assert sum(row.accepted_tokens for row in view.requests) == accepted
 
 
 def test_draft_model_time_is_separate_and_its_flops_are_unassigned() -> None:
