@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from inferscope.records import (
     FORMAT_VERSION,
+    LORA,
     RECORD_TYPES,
+    SALT,
+    CacheLookup,
     Emitted,
     EngineInfo,
+    PromptLikeness,
     Record,
     StepSpan,
     UnknownRecord,
@@ -21,7 +25,7 @@ from inferscope.records import (
 )
 from inferscope.ring.reader import Frame, RingReader
 from inferscope.ring.recording import RecordingReader
-from tests.golden.write_golden import ME, written
+from tests.golden.write_golden import ME, every_record, written
 from tests.probe.fakes import everything
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,13 +51,13 @@ def test_a_recording_of_each_format_reads_back_to_the_same_records(version: int)
     reader.close()
 
 
-def test_the_golden_files_hold_every_record_type_in_full() -> None:
-    assert {type(record) for record in written()} == set(RECORD_TYPES)
+def test_every_record_type_is_tested_in_full() -> None:
+    assert {type(record) for record in every_record()} == set(RECORD_TYPES)
     codes = [kind.CODE for kind in RECORD_TYPES]
     assert len(set(codes)) == len(codes)
 
 
-@pytest.mark.parametrize("record", written(), ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize("record", every_record(), ids=lambda record: type(record).__name__)
 def test_fields_of_a_newer_writer_are_ignored(record: Record) -> None:
     fields = msgspec.msgpack.decode(encode(record))
     newer = msgspec.msgpack.encode([*fields, "a field", {"of": ["two versions", "on"]}])
@@ -85,12 +89,23 @@ def test_any_bytes_are_a_record_or_unknown(code: int, payload: bytes) -> None:
 
 @given(data=st.data())
 def test_a_damaged_payload_is_a_record_or_unknown(data: st.DataObject) -> None:
-    record = data.draw(st.sampled_from(written()))
+    record = data.draw(st.sampled_from(every_record()))
     payload = bytearray(encode(record))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(UnknownRecord):
         decode(record.CODE, bytes(payload))
+
+
+def test_records_of_the_prefix_cache_keep_to_their_bytes() -> None:
+    now_ns, large = 2**62, 2**17
+    lookup = CacheLookup(
+        now_ns, 2**16, hit=large, evicted=2**14, rounding=15, evictor=2**16, evicted_ns=now_ns
+    )
+    assert len(encode(lookup)) <= 52
+    spans = tuple((at, at + 99) for at in range(1000, 2**16, 8000))[:8]
+    likeness = PromptLikeness(now_ns, 2**16, 2**16, 2**15, 2**15 + 7, 7, spans, SALT | LORA)
+    assert len(encode(likeness)) <= 96
 
 
 @pytest.mark.parametrize(("at_ns", "left_ns"), [(None, 9), (0, 0), (7, 7), (10, 9), (-1, 9)])

@@ -23,12 +23,12 @@ MAX_TEXT_BYTES = 128
 MAX_ATTRIBUTES = 16
 LEAST_INT64, LARGEST_INT64, LARGEST_U32 = -(1 << 63), (1 << 63) - 1, 0xFFFFFFFF
 LARGEST_U64 = (1 << 64) - 1
-_LARGEST = {"B": 0xFF, "H": 0xFFFF, "I": LARGEST_U32, "q": LARGEST_INT64}
-_BYTES = {"B": 1, "H": 2, "I": 4, "q": 8}
+_LARGEST = {"B": 0xFF, "H": 0xFFFF, "I": LARGEST_U32, "q": LARGEST_INT64, "Q": LARGEST_U64}
+_BYTES = {"B": 1, "H": 2, "I": 4, "q": 8, "Q": 8}
 _OUT_OF_RANGE = 0xFFFFFFFF
 """`NO_REQUEST`: in the place of an index that no request can have."""
 _MOST_PACKERS = 1024
-_packers: dict[str, dict[int, Callable[..., bytes]]] = {"B": {}, "H": {}, "I": {}, "q": {}}
+_packers: dict[str, dict[int, Callable[..., bytes]]] = {typecode: {} for typecode in _BYTES}
 PlanNumbers: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 _plan_numbers = struct.Struct("<qqqIIIII")
 _pack_plan, _unpack_plan = _plan_numbers.pack, _plan_numbers.unpack

@@ -36,12 +36,13 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from inferscope.host_signals import pass_on, suppressed
+from inferscope.probe.cache_records import CacheRecords
 from inferscope.probe.clock import Clock as TimeSource
 from inferscope.probe.clock import SystemClock
 from inferscope.probe.columns import (
@@ -142,6 +143,7 @@ class Probe:
         self._spans = Spans(timer or HostTimer(), self._log)
         self._life = Life(self._log, self._spans)
         self._events = RequestEvents(self._log, self._life)
+        self._cache = CacheRecords(self._log, self._life)
         self._keeper = Keeper(self._log, self._spans, self._life, switch)
         if ring is not None:
             ring.beat(self._now())
@@ -377,6 +379,60 @@ class Probe:
             peer=peer,
             peer_request_id=peer_request_id,
         )
+
+    def cache_lookup(
+        self,
+        index: RequestIndex,
+        *,
+        tokens: Mapping[str, int],
+        evictor: RequestIndex | None = None,
+        evicted_ns: int | None = None,
+        twin: RequestIndex | None = None,
+        num_evictors: int = 0,
+        is_inferred: bool = False,
+        off_reason: str = "",
+    ) -> None:
+        """Record why the prompt's tokens were or were not taken from the prefix cache.
+
+        Args:
+            index: the request, at its first admission.
+            tokens: the prompt's tokens by class, of `LOOKUP_CLASSES`; absent classes are 0.
+            evictor: the request that the first evicted block made room for.
+            evicted_ns: when that was, or the reset of the cache.
+            twin: the request that is computing the pending tokens.
+            num_evictors: how many requests may be the evictor.
+            is_inferred: whether evictions were derived, not seen block by block.
+            off_reason: why the cache was not asked.
+        """
+        self._cache.lookup(
+            index, tokens, evictor, evicted_ns, twin, num_evictors, is_inferred, off_reason
+        )
+
+    def prompt_likeness(
+        self,
+        index: RequestIndex,
+        earlier: RequestIndex,
+        *,
+        diverged_at: int,
+        equal_again_at: int | None = None,
+        shift: int = 0,
+        spans: Sequence[tuple[int, int]] = (),
+        differs: int = 0,
+    ) -> None:
+        """Record where a prompt differs from an earlier one, in positions; see `PromptLikeness`."""
+        self._cache.likeness(index, earlier, diverged_at, equal_again_at, shift, spans, differs)
+
+    def cache_sample(
+        self,
+        index: RequestIndex,
+        *,
+        block_tokens: int,
+        num_blocks: int,
+        rate: float,
+        digests: Sequence[int] | bytes,
+    ) -> None:
+        """Record keyed digests of a sample of the prompt's blocks; see `CacheSample`."""
+        self._cache.sample(index, block_tokens, num_blocks, rate, digests)
 
     def first_byte(self, index: RequestIndex, *, at_ns: int | None = None) -> None:
         """Note that a front end has written the first token to the client."""

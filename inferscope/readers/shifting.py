@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from inferscope.records import (
     COLUMNS,
+    CacheLookup,
     Clock,
     CounterSample,
     Emitted,
@@ -36,6 +37,7 @@ TIMES: dict[type[Record], tuple[str, ...]] = {
     ProbeHealth: ("complete_through_ns",),
     CounterSample: ("start_ns", "end_ns", "starts_ns", "ends_ns"),
     Transfer: ("start_ns", "end_ns"),
+    CacheLookup: ("evicted_ns",),
 }
 """Fields on the monotonic clock besides `t_ns`: numbers, None without a time, and columns."""
 

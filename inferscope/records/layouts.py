@@ -111,6 +111,23 @@ WAITING, RUNNING, HELD = range(3)
 ON, OFF, FAILED, OVER_BUDGET, CLOSED, UNSUPPORTED = range(6)
 PROBE_STATES = ("on", "off", "failed", "over_budget", "closed", "unsupported")
 
+LOOKUP_CLASSES = (
+    "hit",
+    "off",
+    "cleared",
+    "evicted",
+    "pending",
+    "unmatched",
+    "rule",
+    "rounding",
+)
+"""Fields of `CacheLookup` that sum to the prompt's tokens, in the order of the prompt.
+
+Evicted, pending and cleared blocks may alternate; they always lie between `hit` and `unmatched`."""
+
+SALT, LORA, MULTIMODAL = 1, 2, 4
+"""Bits of `PromptLikeness.differs`."""
+
 # --- columns ----------------------------------------------------------------------------------
 
 COLUMNS: dict[str, str] = {
@@ -131,6 +148,7 @@ COLUMNS: dict[str, str] = {
     "ends_ns": "<i8",
     "series": "<f4",
     "blocked_ns": "<i8",
+    "digests": "<u8",
 }
 """Numpy dtype of every column, by field name. An empty column with rows means all zeros."""
 
@@ -479,6 +497,89 @@ class Transfer(Record, frozen=True, gc=False, array_like=True):
     """Request ID in the other engine; `peer` is then that engine's ID."""
 
 
+class CacheLookup(Record, frozen=True, gc=False, array_like=True):
+    """Outcome of the prefix cache for one request, at its first admission.
+
+    The token counts sum to the prompt. Token ids, texts and the engine's hashes are not recorded.
+    """
+
+    CODE: ClassVar[int] = 14
+
+    index: int
+    hit: int = 0
+    """Tokens taken from the cache."""
+    off: int = 0
+    """Tokens that were not looked up: the cache is disabled, or not for this request."""
+    cleared: int = 0
+    """Tokens that a reset of the cache removed."""
+    evicted: int = 0
+    """Tokens that were cached, and evicted to make room."""
+    pending: int = 0
+    """Tokens that another request's unfinished prefill is computing."""
+    rounding: int = 0
+    """Tokens behind the prompt's last whole block."""
+    rule: int = 0
+    """Tokens of whole blocks that the engine always computes: the prompt's last token at least."""
+    unmatched: int = 0
+    """Tokens without any of these causes: what is new, differs, or is in another namespace.
+    `PromptLikeness` says which."""
+    evictor: int = -1
+    """Index of the request for which the first evicted block made room; -1 if unknown."""
+    evicted_ns: int | None = None
+    """Time of that eviction, or of the reset if only cleared tokens are missing."""
+    twin: int = -1
+    """Index of the request whose prefill the pending tokens are part of; -1 for none."""
+    num_evictors: int = 0
+    """Number of requests of which `evictor` is the likeliest, if `is_inferred`."""
+    is_inferred: bool = False
+    """Whether evictions were derived from what was cached earlier, not seen block by block."""
+    off_reason: str = ""
+    """Reason why `off` tokens were not looked up."""
+
+
+class PromptLikeness(Record, frozen=True, gc=False, array_like=True):
+    """Comparison of a prompt with earlier ones of the same process: positions only.
+
+    It is independent of the cache. A request without this record begins like no earlier prompt.
+    """
+
+    CODE: ClassVar[int] = 15
+
+    index: int
+    earlier: int
+    """Index of the most similar earlier request of this ring."""
+    diverged_at: int
+    """Number of first tokens equal to those of the earlier prompt."""
+    equal_again_at: int | None = None
+    """Position behind `diverged_at` from which the earlier prompt's text goes on; None if none."""
+    shift: int = 0
+    """Position there minus the position in the earlier prompt."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Start and end of the longest spans behind `diverged_at` that any earlier prompt holds, at
+    most 8, in order."""
+    differs: int = 0
+    """Bits of what separates the two requests' caches: SALT, LORA, MULTIMODAL."""
+
+
+class CacheSample(Record, frozen=True, gc=False, array_like=True):
+    """Keyed digests of a sample of a prompt's blocks, for the miss-ratio curve.
+
+    A block is in the sample if its digest is below `rate * 2**64`, so a reader can thin the sample
+    further. The key is made at the engine's start and is written nowhere. The rate only falls.
+    """
+
+    CODE: ClassVar[int] = 16
+
+    index: int
+    block_tokens: int
+    num_blocks: int
+    """Number of the prompt's blocks that the cache could have held, sampled or not."""
+    rate: float
+    """Share of all blocks that is sampled."""
+    digests: bytes = b""
+    """Digests in the order of the prompt; each covers its block and everything before it."""
+
+
 CALIBRATION = "calibration"
 """Source of a CostTable measured on this device."""
 
@@ -559,6 +660,9 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     ProbeHealth,
     CounterSample,
     Transfer,
+    CacheLookup,
+    PromptLikeness,
+    CacheSample,
     Tick,
     CostTable,
     RingOpened,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from inferscope.records import (
     FORMAT_VERSION,
+    CacheLookup,
+    CacheSample,
     Clock,
     CostTable,
     CounterSample,
@@ -18,6 +20,7 @@ from inferscope.records import (
     Live,
     Missed,
     ProbeHealth,
+    PromptLikeness,
     Record,
     RequestEvent,
     RingOpened,
@@ -40,17 +43,24 @@ ME = Identity("golden", "core", 0, 41, "host", "boot", 1000, 2000, synthetic=Tru
 SHAPE = Shape(2, 64, 4, 2, 16, 128, 1024, 16, 16, 16, True, 8, 2, 1, 4096, (32, 16))
 
 
-ADDED: dict[int, tuple[type[Record], ...]] = {2: (StepSame,)}
-"""Record types that a format version added; the golden files of older ones do not hold them."""
+ADDED: dict[int, tuple[type[Record], ...]] = {
+    2: (StepSame,),
+    3: (CacheLookup, PromptLikeness, CacheSample),
+}
+"""Record types by the first format version whose golden files hold them.
+
+A type that older readers can skip needs no new version: it is ahead of `FORMAT_VERSION` here.
+"""
 
 
 def written(version: int = FORMAT_VERSION) -> list[Record]:
     """Return one of each record of a format version, no field at its default."""
     later = tuple(kind for at, kinds in ADDED.items() if at > version for kind in kinds)
-    return [record for record in _every_record() if not isinstance(record, later)]
+    return [record for record in every_record() if not isinstance(record, later)]
 
 
-def _every_record() -> list[Record]:
+def every_record() -> list[Record]:
+    """Return one of each record type, no field at its default."""
     ids, ones, words = b"\1\0\0\0\2\0\0\0", b"\1\1", b"\5\0\6\0"
     big = (1 << 64) - 3
     return [
@@ -77,6 +87,9 @@ def _every_record() -> list[Record]:
         RingOpened(63, 1, "golden", "core", 0, 41, "host", "boot", 1000, 2000, True),
         Missed(64, 1, 65, "lapped"),
         StepSame(66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 3, 1, 76),
+        CacheLookup(77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, True, "disabled"),
+        PromptLikeness(91, 92, 93, 94, 95, -96, ((97, 98), (99, 100)), 5),
+        CacheSample(101, 102, 16, 103, 0.5, bytes(range(16))),
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from inferscope.probe import NO_REQUEST, EngineInfo, Probe
 from inferscope.records import (
     COLUMNS,
+    CacheSample,
     Emitted,
     Live,
     ProbeHealth,
@@ -96,6 +97,12 @@ GOOD = {
     "start_ns": 1,
     "end_ns": 2,
     "peer": "p",
+    "earlier": 1,
+    "diverged_at": 2,
+    "block_tokens": 16,
+    "num_blocks": 4,
+    "rate": 0.5,
+    "digests": [1, 2**64 - 1],
     "step": 1,
     "feature": "pauses",
     "line": "something is wrong",
@@ -144,7 +151,7 @@ def check_ring(path: Path) -> None:
         record = decode(frame.code, frame.payload)
         assert record.t_ns >= last_ns
         last_ns = record.t_ns
-        if isinstance(record, (StepSlices, Emitted, Live)):
+        if isinstance(record, (StepSlices, Emitted, Live, CacheSample)):
             columns_agree(record)
     reader.close()
 

@@ -27,6 +27,11 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "preempted": lambda probe, index: probe.preempted(index),
     "resumed": lambda probe, index: probe.resumed(index),
     "transferred": lambda probe, index: probe.transferred(index, 9, start_ns=0, end_ns=1, peer="p"),
+    "cache_lookup": lambda probe, index: probe.cache_lookup(index, tokens={"hit": 3}),
+    "prompt_likeness": lambda probe, index: probe.prompt_likeness(index, index, diverged_at=2),
+    "cache_sample": lambda probe, index: probe.cache_sample(
+        index, block_tokens=16, num_blocks=1, rate=1.0, digests=[1]
+    ),
     "first_byte": lambda probe, index: probe.first_byte(index),
     "last_byte": lambda probe, index: probe.last_byte(index),
     "finished": lambda probe, index: probe.finished(index, "stop"),

@@ -1,0 +1,182 @@
+"""Records of the prefix cache: conversion of their arguments, and their writing.
+
+They hold counts, positions and keyed digests only: no argument is a text of a client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from inferscope.probe.columns import (
+    LARGEST_U32,
+    OddValues,
+    column,
+    count_or_none,
+    request_index,
+    text_or_empty,
+    time_or,
+    whole,
+    whole_or,
+)
+from inferscope.probe.events import NO_REQUEST
+from inferscope.probe.lifecycle import Life
+from inferscope.probe.log import Log
+from inferscope.records import (
+    LOOKUP_CLASSES,
+    LORA,
+    MULTIMODAL,
+    SALT,
+    CacheLookup,
+    CacheSample,
+    PromptLikeness,
+    Record,
+    RequestIndex,
+    encode,
+)
+
+MOST_SPANS = 8
+MOST_LIKENESS_BYTES = 96
+"""Maximum size of a `PromptLikeness`; positions above 65,535 leave room for fewer spans."""
+MOST_DIGESTS = 60
+"""Maximum number of digests in a `CacheSample`, which then takes 512 bytes."""
+
+
+_COUNTS = frozenset(LOOKUP_CLASSES)
+_MOST_PAIRS = 64
+_Make: TypeAlias = "Callable[[int, int, OddValues], Record]"
+"""Make a record from the time, the request's index, and the counter of odd values."""
+
+
+class CacheRecords:
+    """Writer of the prefix cache's records. Called by engines, at any time: nothing here raises."""
+
+    def __init__(self, log: Log, life: Life) -> None:
+        self._log = log
+        self._life = life
+        self._now = log.clock.monotonic_ns
+
+    def lookup(
+        self,
+        index: RequestIndex,
+        tokens: Mapping[str, int],
+        evictor: RequestIndex | None,
+        evicted_ns: int | None,
+        twin: RequestIndex | None,
+        num_evictors: int,
+        is_inferred: bool,
+        off_reason: str,
+    ) -> None:
+        """Write the outcome of a lookup."""
+
+        def make(t_ns: int, index: int, odd: OddValues) -> CacheLookup:
+            counts = {name: whole(tokens.get(name, 0), 0, LARGEST_U32, odd) for name in _COUNTS}
+            return CacheLookup(
+                t_ns,
+                index,
+                **counts,
+                evictor=_other(evictor),
+                evicted_ns=None if evicted_ns is None else time_or(evicted_ns, t_ns, odd),
+                twin=_other(twin),
+                num_evictors=whole_or(num_evictors, 0, 0, LARGEST_U32, odd),
+                is_inferred=is_inferred is True,
+                off_reason=text_or_empty(off_reason, odd),
+            )
+
+        self._write("cache_lookup", index, make)
+
+    def likeness(
+        self,
+        index: RequestIndex,
+        earlier: RequestIndex,
+        diverged_at: int,
+        equal_again_at: int | None,
+        shift: int,
+        spans: Sequence[tuple[int, int]],
+        differs: int,
+    ) -> None:
+        """Write where a prompt differs from an earlier one."""
+
+        def make(t_ns: int, index: int, odd: OddValues) -> PromptLikeness:
+            pairs = [
+                (whole(start, 0, LARGEST_U32, odd), whole(end, 0, LARGEST_U32, odd))
+                for start, end in spans[:_MOST_PAIRS]
+            ]
+            record = PromptLikeness(
+                t_ns,
+                index,
+                request_index(earlier),
+                whole(diverged_at, 0, LARGEST_U32, odd),
+                count_or_none(equal_again_at, odd),
+                whole(shift, -LARGEST_U32, LARGEST_U32, odd),
+                (),
+                whole(differs, 0, SALT | LORA | MULTIMODAL, odd),
+            )
+            return _with_longest(record, pairs)
+
+        self._write("prompt_likeness", index, make)
+
+    def sample(
+        self,
+        index: RequestIndex,
+        block_tokens: int,
+        num_blocks: int,
+        rate: float,
+        digests: Sequence[int] | bytes,
+    ) -> None:
+        """Write the digests of a sample of a prompt's blocks."""
+
+        def make(t_ns: int, index: int, odd: OddValues) -> CacheSample:
+            share = float(rate)
+            if not 0 < share <= 1:
+                raise ValueError(f"{share} is no share of the blocks")
+            cells = column("Q", digests, odd)
+            if len(cells) > 8 * MOST_DIGESTS:
+                raise ValueError(f"{len(cells) // 8} digests are more than {MOST_DIGESTS}")
+            return CacheSample(
+                t_ns,
+                index,
+                whole(block_tokens, 1, LARGEST_U32, odd),
+                whole(num_blocks, 0, LARGEST_U32, odd),
+                share,
+                cells,
+            )
+
+        self._write("cache_sample", index, make)
+
+    def _write(self, call: str, index: RequestIndex, make: _Make) -> None:
+        life, log = self._life, self._log
+        if not life.on:
+            return
+        try:
+            t_ns = self._now()
+            try:
+                number = request_index(index)
+                if number == NO_REQUEST:
+                    return
+                record = make(t_ns, number, log.odd)
+            except Exception as error:
+                life.refuse(call, error)
+                return
+            life.perform(t_ns, log.write, log.write, record)
+        except Exception as error:
+            life.caught(error)
+
+
+def _other(index: RequestIndex | None) -> int:
+    """Return another request's index, -1 if there is none."""
+    number = -1 if index is None else request_index(index)
+    return -1 if number == NO_REQUEST else number
+
+
+def _with_longest(record: PromptLikeness, spans: list[tuple[int, int]]) -> PromptLikeness:
+    """Return the record with its longest spans, as many as fit, in order."""
+    longest = sorted(spans, key=lambda span: span[0] - span[1])[:MOST_SPANS]
+    while longest:
+        full = replace(record, spans=tuple(sorted(longest)))
+        if len(encode(full)) <= MOST_LIKENESS_BYTES:
+            return full
+        longest.pop()
+    return record
