@@ -102,7 +102,7 @@ def test_records_of_the_prefix_cache_keep_to_their_bytes() -> None:
     lookup = CacheLookup(
         now_ns, 2**16, hit=large, evicted=2**14, rounding=15, evictor=2**16, evicted_ns=now_ns
     )
-    assert len(encode(lookup)) <= 52
+    assert len(encode(lookup)) <= 53
     spans = tuple((at, at + 99) for at in range(1000, 2**16, 8000))[:8]
     likeness = PromptLikeness(now_ns, 2**16, 2**16, 2**15, 2**15 + 7, 7, spans, SALT | LORA)
     assert len(encode(likeness)) <= 96

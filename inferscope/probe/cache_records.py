@@ -38,10 +38,11 @@ from inferscope.records import (
 )
 
 MOST_SPANS = 8
+MOST_EVICTORS = 8
 MOST_LIKENESS_BYTES = 96
 """Maximum size of a `PromptLikeness`; positions above 65,535 leave room for fewer spans."""
-MOST_DIGESTS = 60
-"""Maximum number of digests in a `CacheSample`, which then takes 512 bytes."""
+MOST_DIGESTS = 54
+"""Maximum number of digests in a `CacheSample`: the three records' frames then take 700 bytes."""
 
 
 _COUNTS = frozenset(LOOKUP_CLASSES)
@@ -62,12 +63,15 @@ class CacheRecords:
         self,
         index: RequestIndex,
         tokens: Mapping[str, int],
+        *,
         evictor: RequestIndex | None,
         evicted_ns: int | None,
         twin: RequestIndex | None,
         num_evictors: int,
+        evictors: Sequence[RequestIndex],
         is_inferred: bool,
         off_reason: str,
+        since_ns: int | None,
     ) -> None:
         """Write the outcome of a lookup."""
 
@@ -83,19 +87,22 @@ class CacheRecords:
                 num_evictors=whole_or(num_evictors, 0, 0, LARGEST_U32, odd),
                 is_inferred=is_inferred is True,
                 off_reason=text_or_empty(off_reason, odd),
+                evictors=tuple(map(_other, evictors[:MOST_EVICTORS])),
             )
 
-        self._write("cache_lookup", index, make)
+        self._write("cache_lookup", index, since_ns, make)
 
     def likeness(
         self,
         index: RequestIndex,
         earlier: RequestIndex,
+        *,
         diverged_at: int,
         equal_again_at: int | None,
         shift: int,
         spans: Sequence[tuple[int, int]],
         differs: int,
+        since_ns: int | None,
     ) -> None:
         """Write where a prompt differs from an earlier one."""
 
@@ -116,15 +123,17 @@ class CacheRecords:
             )
             return _with_longest(record, pairs)
 
-        self._write("prompt_likeness", index, make)
+        self._write("prompt_likeness", index, since_ns, make)
 
     def sample(
         self,
         index: RequestIndex,
+        *,
         block_tokens: int,
         num_blocks: int,
         rate: float,
         digests: Sequence[int] | bytes,
+        since_ns: int | None,
     ) -> None:
         """Write the digests of a sample of a prompt's blocks."""
 
@@ -144,9 +153,9 @@ class CacheRecords:
                 cells,
             )
 
-        self._write("cache_sample", index, make)
+        self._write("cache_sample", index, since_ns, make)
 
-    def _write(self, call: str, index: RequestIndex, make: _Make) -> None:
+    def _write(self, call: str, index: RequestIndex, since_ns: int | None, make: _Make) -> None:
         life, log = self._life, self._log
         if not life.on:
             return
@@ -157,10 +166,11 @@ class CacheRecords:
                 if number == NO_REQUEST:
                     return
                 record = make(t_ns, number, log.odd)
+                begun_ns = min(t_ns, time_or(since_ns, t_ns, log.odd))
             except Exception as error:
                 life.refuse(call, error)
                 return
-            life.perform(t_ns, log.write, log.write, record)
+            life.perform(begun_ns, log.write, log.write, record)
         except Exception as error:
             life.caught(error)
 

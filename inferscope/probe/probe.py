@@ -389,8 +389,10 @@ class Probe:
         evicted_ns: int | None = None,
         twin: RequestIndex | None = None,
         num_evictors: int = 0,
+        evictors: Sequence[RequestIndex] = (),
         is_inferred: bool = False,
         off_reason: str = "",
+        since_ns: int | None = None,
     ) -> None:
         """Record why the prompt's tokens were or were not taken from the prefix cache.
 
@@ -401,11 +403,22 @@ class Probe:
             evicted_ns: when that was, or the reset of the cache.
             twin: the request that is computing the pending tokens.
             num_evictors: how many requests may be the evictor.
+            evictors: the likeliest of them; the first 8 are recorded.
             is_inferred: whether evictions were derived, not seen block by block.
             off_reason: why the cache was not asked.
+            since_ns: when the caller began to compute this; the probe's cost is counted from then.
         """
         self._cache.lookup(
-            index, tokens, evictor, evicted_ns, twin, num_evictors, is_inferred, off_reason
+            index,
+            tokens,
+            evictor=evictor,
+            evicted_ns=evicted_ns,
+            twin=twin,
+            num_evictors=num_evictors,
+            evictors=evictors,
+            is_inferred=is_inferred,
+            off_reason=off_reason,
+            since_ns=since_ns,
         )
 
     def prompt_likeness(
@@ -418,9 +431,22 @@ class Probe:
         shift: int = 0,
         spans: Sequence[tuple[int, int]] = (),
         differs: int = 0,
+        since_ns: int | None = None,
     ) -> None:
-        """Record where a prompt differs from an earlier one, in positions; see `PromptLikeness`."""
-        self._cache.likeness(index, earlier, diverged_at, equal_again_at, shift, spans, differs)
+        """Record where a prompt differs from an earlier one, in positions; see `PromptLikeness`.
+
+        `since_ns` is as in `cache_lookup`.
+        """
+        self._cache.likeness(
+            index,
+            earlier,
+            diverged_at=diverged_at,
+            equal_again_at=equal_again_at,
+            shift=shift,
+            spans=spans,
+            differs=differs,
+            since_ns=since_ns,
+        )
 
     def cache_sample(
         self,
@@ -430,9 +456,20 @@ class Probe:
         num_blocks: int,
         rate: float,
         digests: Sequence[int] | bytes,
+        since_ns: int | None = None,
     ) -> None:
-        """Record keyed digests of a sample of the prompt's blocks; see `CacheSample`."""
-        self._cache.sample(index, block_tokens, num_blocks, rate, digests)
+        """Record keyed digests of a sample of the prompt's blocks; see `CacheSample`.
+
+        `since_ns` is as in `cache_lookup`.
+        """
+        self._cache.sample(
+            index,
+            block_tokens=block_tokens,
+            num_blocks=num_blocks,
+            rate=rate,
+            digests=digests,
+            since_ns=since_ns,
+        )
 
     def first_byte(self, index: RequestIndex, *, at_ns: int | None = None) -> None:
         """Note that a front end has written the first token to the client."""

@@ -530,11 +530,13 @@ class CacheLookup(Record, frozen=True, gc=False, array_like=True):
     twin: int = -1
     """Index of the request whose prefill the pending tokens are part of; -1 for none."""
     num_evictors: int = 0
-    """Number of requests of which `evictor` is the likeliest, if `is_inferred`."""
+    """Number of requests that may be the evictor, if `is_inferred`."""
     is_inferred: bool = False
     """Whether evictions were derived from what was cached earlier, not seen block by block."""
     off_reason: str = ""
     """Reason why `off` tokens were not looked up."""
+    evictors: tuple[int, ...] = ()
+    """Indices of the likeliest evictors, `evictor` first, if `is_inferred`; at most 8."""
 
 
 class PromptLikeness(Record, frozen=True, gc=False, array_like=True):

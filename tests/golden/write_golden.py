@@ -87,7 +87,7 @@ def every_record() -> list[Record]:
         RingOpened(63, 1, "golden", "core", 0, 41, "host", "boot", 1000, 2000, True),
         Missed(64, 1, 65, "lapped"),
         StepSame(66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 3, 1, 76),
-        CacheLookup(77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, True, "disabled"),
+        CacheLookup(77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, True, "off", (86, 87)),
         PromptLikeness(91, 92, 93, 94, 95, -96, ((97, 98), (99, 100)), 5),
         CacheSample(101, 102, 16, 103, 0.5, bytes(range(16))),
     ]  # fmt: skip

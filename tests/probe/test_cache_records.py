@@ -57,11 +57,38 @@ def test_a_cache_sample_is_recorded_and_refused_beyond_its_bound(tmp_path: Path)
     probe = make_probe(tmp_path, FakeClock())
     index = probe.queued("a", prompt_tokens=32_768)
     given: dict[str, Any] = {"block_tokens": 16, "num_blocks": 2048, "rate": 1 / 64}
-    probe.cache_sample(index, digests=range(60), **given)
-    probe.cache_sample(index, digests=range(61), **given)
+    probe.cache_sample(index, digests=range(54), **given)
+    probe.cache_sample(index, digests=range(55), **given)
     probe.cache_sample(index, digests=[], **{**given, "rate": 0})
     probe.close()
     (sample,) = of(CacheSample, path_of(probe))
-    assert memoryview(sample.digests).cast("Q").tolist() == list(range(60))
+    assert memoryview(sample.digests).cast("Q").tolist() == list(range(54))
     assert len(encode(sample)) <= 512
     assert of(ProbeHealth, path_of(probe))[-1].odd_values == 2
+
+
+def test_the_frames_of_one_request_take_at_most_700_bytes(tmp_path: Path) -> None:
+    clock = FakeClock()
+    clock.now_ns = 2**62
+    probe = make_probe(tmp_path, clock)
+    index = probe.queued("a", prompt_tokens=32_768)
+    ring = probe._log.ring
+    assert ring is not None
+    before = ring.bytes_since_keyframe
+    tokens = {"hit": 2**14, "evicted": 2**14 - 31, "rule": 16, "rounding": 15}
+    probe.cache_lookup(index, tokens=tokens, evictor=index, evicted_ns=2**62)
+    spans = [(at, at + 99) for at in range(1000, 2**15, 3000)]
+    probe.prompt_likeness(index, index, diverged_at=300, equal_again_at=999, spans=spans)
+    digests = range(2**64 - 54, 2**64)
+    probe.cache_sample(index, block_tokens=16, num_blocks=2047, rate=1 / 37, digests=digests)
+    assert 600 < ring.bytes_since_keyframe - before <= 700
+
+
+def test_what_the_caller_computed_counts_as_cost_of_the_probe(tmp_path: Path) -> None:
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    index = probe.queued("a", prompt_tokens=10)
+    before_ns = probe._log.cost_ns
+    probe.cache_lookup(index, tokens={"hit": 10}, since_ns=clock.now_ns - 10_000_000)
+    probe.cache_lookup(index, tokens={"hit": 10}, since_ns=clock.now_ns + 10_000_000)
+    assert 10_000_000 <= probe._log.cost_ns - before_ns < 11_000_000
