@@ -30,13 +30,17 @@ $(CORE): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/inferscope demo $(ARGS)
 
+# What is marked `thorough` takes seconds each and is left to `make thorough` and CI.
+MARKS := not slow and not thorough
+
 # Each worker, and each of a hundred processes that tests start, would compile our modules anew.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "$(MARKS)" $(ARGS)
 
-# The same with all examples of the property tests, of which `make test` draws a third.
+# All tests but those of other engines, with all examples of the property tests: `make test` draws a third.
 thorough: export TEST_THOROUGH := 1
+thorough: MARKS := not slow
 thorough: test
 
 # The tests that need no torch and start no process, in half a minute: tests/pure.py holds them to it.

@@ -37,6 +37,7 @@ def test_what_is_missing_and_cannot_be_installed_is_one_line(
     assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "", message)
 
 
+@pytest.mark.thorough
 def test_the_last_lines_state_which_tests_were_skipped_for_want_of_it(tmp_path: Path) -> None:
     file = "tests/slo/test_rule_files.py"
     done = subprocess.run(

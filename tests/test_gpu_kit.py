@@ -99,6 +99,7 @@ def test_programs_that_hold_no_counters_are_named_to_every_part(tmp_path: Path) 
     assert words[-4:] == ["--pm-despite", "nv-hostengine", "--pm-despite", "dcgm-exporter"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["", "time.sleep(60)"])
 def test_nothing_that_a_part_has_started_outlives_it(tmp_path: Path, ending: str) -> None:
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"

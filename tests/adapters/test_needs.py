@@ -154,6 +154,7 @@ def test_sglang_s_arguments_are_named_as_in_its_table(method: str, reader: Any) 
     assert tuple(named) == place.takes
 
 
+@pytest.mark.thorough
 def test_transformers_is_hooked_where_its_table_has_it(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def newest(rings: Path) -> tuple[int, int, int]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("place", "is_dispatched"), [("schedule", False), ("_model_forward", False), ("_sample", True)]
 )

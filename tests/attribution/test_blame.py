@@ -646,6 +646,7 @@ def num_cells(blame: Blame) -> int:
     return sum(sums.size for _, sums in blame._holds._marks._kept)
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_may_wait() -> None:
     num = 100_000
     bench = Bench(num + 10)
@@ -669,6 +670,7 @@ def test_a_hundred_thousand_may_wait() -> None:
         assert shares_ns.get(None, 0) <= ns / 50  # old marks are thinned out
 
 
+@pytest.mark.thorough
 def test_the_largest_holder_is_kept_for_any_number_of_later_requests() -> None:
     bench = Bench()
     bench.begin(1, 0, RUNNING)

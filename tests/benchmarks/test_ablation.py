@@ -34,6 +34,7 @@ class Spy:
         monkeypatch.setattr(runner, "execute", spied)
 
 
+@pytest.mark.thorough
 def test_the_load_fills_the_budget_of_some_mixed_steps_and_leaves_it_in_others(
     modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_every_kind_is_drawn_the_same_again(trust: ModuleType) -> None:
         assert max(num_scrapes) - min(num_scrapes) <= 1  # each host has moments of its own
 
 
+@pytest.mark.thorough
 def test_the_rules_page_for_what_is_owed_and_not_for_what_is_not_allowed(
     trust: ModuleType, tmp_path: Path
 ) -> None:

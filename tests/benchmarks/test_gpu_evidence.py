@@ -24,6 +24,8 @@ from inferscope.probe import EngineInfo, Probe
 from inferscope.records import CounterSample
 from tests.sampler.recorded_nvml import H200, RecordedLibrary, Recording
 
+pytestmark = pytest.mark.thorough
+
 MS = 1_000_000
 WINDOW_NS = MS // 2
 BYTES_S = 3.0e12

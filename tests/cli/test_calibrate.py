@@ -17,6 +17,8 @@ from inferscope.readers.source import RingSource
 from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
+pytestmark = pytest.mark.thorough
+
 
 def test_an_engine_begins_with_what_calibrate_has_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -245,6 +245,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_so", [_was_started, _has_an_engine, _is_under_load])
 def test_ctrl_c_at_any_moment_leaves_no_process_behind(
     tmp_path: Path, is_so: Callable[[subprocess.Popen[bytes], Path], bool]
@@ -275,6 +276,7 @@ def _ctrl_c_until_it_ends(process: subprocess.Popen[bytes]) -> bytes:
     raise AssertionError(f"still there after 40 s: {process.communicate()[1]!r}")
 
 
+@pytest.mark.thorough
 def test_killing_the_demo_takes_its_engine_along(tmp_path: Path) -> None:
     with _demo(tmp_path) as process:
         _wait_until(lambda: _has_an_engine(process, tmp_path))
@@ -283,6 +285,7 @@ def test_killing_the_demo_takes_its_engine_along(tmp_path: Path) -> None:
         _wait_until(lambda: not _children_of(process))
 
 
+@pytest.mark.thorough
 def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
     with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
         _wait_until(lambda: _is_under_load(process, tmp_path))
@@ -294,6 +297,7 @@ def test_an_engine_that_dies_under_load_fails_the_demo(tmp_path: Path) -> None:
         assert b"exited under load" in stderr
 
 
+@pytest.mark.thorough
 def test_a_headless_demo_states_how_far_it_is(tmp_path: Path) -> None:
     with _demo(tmp_path, "--rate", "3", "--duration", "60") as process:
         assert process.stderr is not None

@@ -19,6 +19,8 @@ from inferscope.insight.compare import complete
 from inferscope.probe import ENGINE_ID_VARIABLE
 from tests.cli.running import inferscope
 
+pytestmark = pytest.mark.thorough
+
 
 def parsed(*words: str) -> argparse.Namespace:
     return build_parser(["demo"]).parse_args(["demo", *words])

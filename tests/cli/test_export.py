@@ -24,6 +24,7 @@ def recording(tmp_path: Path) -> Path:
     return Path(shutil.copy(SAMPLE, tmp_path / "run.isr"))
 
 
+@pytest.mark.thorough
 def test_redirected_to_its_default_name_it_is_whole(recording: Path, tmp_path: Path) -> None:
     expected = inferscope("export", str(recording), "-o", "-", rings=tmp_path).stdout
     target = recording.with_suffix(".jsonl")
@@ -113,6 +114,7 @@ def test_a_reader_that_leaves_ends_it_quietly(recording: Path, form: str) -> Non
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["jsonl", "perfetto"])
 def test_a_file_that_exists_is_replaced_with_force_alone(
     recording: Path, tmp_path: Path, form: str
@@ -130,6 +132,7 @@ def test_a_file_that_exists_is_replaced_with_force_alone(
     assert target.read_text(encoding="utf-8").startswith("{")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "advice"),
     [("a.parquet", "--format parquet or --format jsonl"), ("a.json", "--format perfetto or")],

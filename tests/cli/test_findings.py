@@ -20,6 +20,7 @@ def engines(*asked: str, rings: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     report = inferscope("findings", str(SAMPLE), "--ascii", rings=tmp_path)
     assert (report.returncode, report.stderr) == (0, "")
@@ -45,6 +46,7 @@ def test_a_recording_is_judged_in_sentences_and_in_json(tmp_path: Path) -> None:
     assert apart["tbt_without_interference"]["mean_ns"] < apart["tbt"]["mean_ns"]
 
 
+@pytest.mark.thorough
 def test_missed_objectives_are_listed_with_the_findings(tmp_path: Path) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text(
@@ -85,6 +87,7 @@ def test_missed_objectives_are_listed_with_the_findings(tmp_path: Path) -> None:
     assert "It missed TTFT 300.0 ms" in why.stdout
 
 
+@pytest.mark.thorough
 def test_objectives_that_are_kept_are_no_finding(tmp_path: Path) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text(
@@ -109,6 +112,7 @@ def test_what_cannot_be_judged_is_one_line(tmp_path: Path) -> None:
     assert "no engine is running" in one_line("findings", rings=tmp_path, code=1)
 
 
+@pytest.mark.thorough
 def test_why_states_which_objectives_were_missed_and_what_would_have_let_it_pass(
     tmp_path: Path,
 ) -> None:

@@ -35,6 +35,7 @@ def test_attach_finds_the_only_engine_with_its_history(engine: Engine) -> None:
     assert "prefill" in unnamed.stdout
 
 
+@pytest.mark.thorough
 def test_off_stops_the_recording_and_on_resumes_it(engine: Engine) -> None:
     engine.wait_for(2)
     assert inferscope("off", rings=engine.rings).returncode == 0
@@ -59,6 +60,7 @@ def test_why_explains_a_request_that_is_still_under_way(engine: Engine) -> None:
     raise AssertionError("every request had finished before it could be explained")
 
 
+@pytest.mark.thorough
 def test_a_living_engine_is_judged_by_any_of_its_names(engine: Engine) -> None:
     before = engine.wait_for(2)
     for name in ((), (str(engine.process.pid),), (before["engine_id"],), (str(engine.rings),)):
@@ -80,6 +82,7 @@ def test_a_recording_replays_to_the_recorders_digest(engine: Engine, tmp_path: P
     assert out.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_a_recording_properly(engine: Engine, tmp_path: Path) -> None:
     out = tmp_path / "run.isr"
     with child(
@@ -118,6 +121,7 @@ def test_two_engines_are_listed_instead_of_guessed(engine: Engine) -> None:
         assert "another" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
     engine: Engine, tmp_path: Path
 ) -> None:

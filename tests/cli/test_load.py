@@ -116,6 +116,7 @@ def test_client_and_engine_agree_on_a_load_against_a_real_engine(
     assert canary not in out.read_text(encoding="utf-8") + done.stdout
 
 
+@pytest.mark.thorough
 def test_what_is_asked_does_not_depend_on_how_the_server_fares(tmp_path: Path, engine: str) -> None:
     arguments = ("--rate", "40", "--requests", "8", "--seed", "11", "--kind", "chat")
     gaps = []

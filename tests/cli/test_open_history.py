@@ -12,6 +12,8 @@ import pytest
 from tests.cli.running import Run, inferscope, running_engine
 from tests.insight.test_why import SAMPLE
 
+pytestmark = pytest.mark.thorough
+
 
 class Killed:
     """What a killed engine left, and what was seen of it before."""

@@ -12,6 +12,7 @@ from tests.daemon.running import collecting, engine_by_hand, eventually
 from tests.metrics_page.page_server import serving
 
 
+@pytest.mark.thorough
 def test_what_collect_serves_is_what_attach_shows(tmp_path: Path) -> None:
     rings = tmp_path / "rings"
     with engine_by_hand(rings, "steady") as engine, collecting(rings, tmp_path) as collector:

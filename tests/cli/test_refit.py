@@ -12,6 +12,8 @@ from inferscope.ring.recording import RecordingWriter
 from tests.cost.truth import Truth, traffic
 from tests.fold.scripts import MS, Finals, Script, assert_all_closes
 
+pytestmark = pytest.mark.thorough
+
 NUM_STEPS = 120
 
 

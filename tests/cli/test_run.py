@@ -288,6 +288,7 @@ def test_vllm_on_ray_gets_the_variables_to_copy(tmp_path: Path) -> None:
     assert "Ray" not in run("--", vllm, "serve", rings=tmp_path).stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["alone", "recorded"])
 def test_a_signal_reaches_the_command_once_and_its_code_comes_back(
@@ -324,6 +325,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.thorough
 def test_a_recording_that_cannot_be_written_leaves_the_command_running(tmp_path: Path) -> None:
     file = tmp_path / "run.isr"
     words = script(tmp_path, UNTIL_ASKED)

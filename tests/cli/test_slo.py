@@ -49,6 +49,7 @@ def test_check_prints_the_objectives(slo: Path, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_check_judges_a_recording_as_its_export_has_it(slo: Path, tmp_path: Path) -> None:
     out = tmp_path / "sample.jsonl"
     done = inferscope("export", str(SAMPLE), "--format", "jsonl", "-o", str(out), rings=tmp_path)
@@ -98,6 +99,7 @@ def test_a_table_names_the_causes(slo: Path, tmp_path: Path) -> None:
     assert " bad (" in line
 
 
+@pytest.mark.thorough
 def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Path) -> None:
     done = inferscope("why", "fe-96", str(SAMPLE), "--slo", str(slo), "--json", rings=tmp_path)
     assert done.returncode == 0, done.stderr

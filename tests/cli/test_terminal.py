@@ -24,6 +24,7 @@ from tests.insight.test_why import SAMPLE
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.thorough
 def test_a_dumb_terminal_gets_one_look_as_text(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with child(

@@ -189,6 +189,7 @@ def test_steps_learned_at_once_teach_what_they_teach_one_by_one(seed: int) -> No
     assert (modes[0].model.f_ns == modes[1].model.f_ns).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", [1.6, 3.0])
 def test_a_machine_that_stays_slow_is_not_learned_and_may_recover(times: float) -> None:
     """For longer than the fit and the ratios remember; then it is as fast as before."""

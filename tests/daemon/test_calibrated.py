@@ -39,6 +39,7 @@ probe.close()
 """
 
 
+@pytest.mark.thorough
 def test_a_collector_reports_what_the_engine_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests import debian
 from tests.daemon.prometheus import prometheus
 from tests.daemon.running import collecting, eventually
 from tests.engine.server.running import Server, Stream, serving
 from tests.exporters.otlp.sink import receiving
+
+pytestmark = pytest.mark.thorough
 
 _OTLP = '  otlp: {endpoint: "%s", keep_share: 0}\npins: off\n'
 _RECORDED = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -16,6 +16,8 @@ from tests.daemon.prometheus import Prometheus, prometheus
 from tests.daemon.running import Scrape, collecting, engine_by_hand, eventually
 from tests.daemon.test_scrape import exported
 
+pytestmark = pytest.mark.thorough
+
 HOSTS = 3
 _TTFT = "inferscope_time_to_first_token_seconds"
 _PHASES = "inferscope_gpu_phase_seconds_total"

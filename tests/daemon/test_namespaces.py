@@ -39,9 +39,12 @@ def can_make(container: tuple[str, ...]) -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(
-    not can_make(APART), reason="unshare is missing, or users may not make namespaces here"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not can_make(APART), reason="unshare is missing, or users may not make namespaces here"
+    ),
+]
 
 
 @pytest.mark.parametrize(("engines", "collectors"), WAYS.values(), ids=WAYS)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.daemon.running import Collector, collecting, engine_by_hand, eventually
+
+pytestmark = pytest.mark.thorough
 
 RANK = Path(__file__).with_name("rank_by_hand.py")
 

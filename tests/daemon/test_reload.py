@@ -51,6 +51,7 @@ def no_less(early: Scrape, late: Scrape) -> None:
             assert late.one(name, **labels) >= before, (name, labels)
 
 
+@pytest.mark.thorough
 def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
     slo = tmp_path / "slo.yaml"
     slo.write_text(_SLO % "1h", encoding="utf-8")
@@ -146,6 +147,7 @@ def test_counters_go_on_over_reloads_good_and_bad(tmp_path: Path) -> None:
     assert "Traceback" not in collector.log()
 
 
+@pytest.mark.thorough
 def test_files_and_pins_of_the_former_configuration_are_completed(tmp_path: Path) -> None:
     rings, pins, one, other = (tmp_path / name for name in ("rings", "pins", "one", "other"))
     text = "exporters:\n  prometheus: {port: 0}\n  parquet: {folder: %s, rotate_s: 3600}\n"

@@ -25,6 +25,8 @@ from tests import debian
 from tests.cli.running import inferscope
 from tests.daemon.running import Scrape, collecting, engine_by_hand, eventually
 
+pytestmark = pytest.mark.thorough
+
 _PINS = """
 pins: {folder: %s, before_s: 10, after_s: 0.5, on: [breach, engine_lost]}
 slo: {file: slo.yaml, ttft_ms: 0.001}

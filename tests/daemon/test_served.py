@@ -22,6 +22,8 @@ from tests.daemon.running import Scrape, collecting, eventually
 from tests.engine.server.running import Server, serving
 from tests.exporters.otlp.sink import Received, receiving
 
+pytestmark = pytest.mark.thorough
+
 _CONFIG = """  otlp: {{endpoint: "{url}", metrics_endpoint: "{metrics_url}", metrics_interval_s: 1}}
   parquet: {{folder: {folder}/parquet}}
 headers: ["tenant:hash"]

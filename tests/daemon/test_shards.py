@@ -24,6 +24,8 @@ from inferscope.daemon.shard import ALL, MOST_SHARDS, Shard, read_shard
 from inferscope.errors import BadInput, InferScopeError
 from tests.daemon.running import Scrape, collecting, engine_by_hand, eventually
 
+pytestmark = pytest.mark.thorough
+
 ENGINES = ("a", "b", "c", "d", "e")
 _SLO = """
 slos:

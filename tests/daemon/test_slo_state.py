@@ -18,6 +18,8 @@ from tests.daemon.rings import SECOND_NS, Time
 from tests.daemon.running import Collector, Scrape, collecting, engine_by_hand, eventually
 from tests.slo.requests import FINE
 
+pytestmark = pytest.mark.thorough
+
 _SLO = """
 slos:
   - {metric: ttft, threshold: 60s, objective: 90%, window: 1d}

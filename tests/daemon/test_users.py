@@ -18,10 +18,13 @@ from tests.daemon.running import collecting, engine_by_hand, eventually
 
 ENGINE_UID, READER_UID, GROUP = 64_321, 64_322, 64_242
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not can_run_as(ENGINE_UID),
-    reason="only root can become others, who have to be able to read this interpreter",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not can_run_as(ENGINE_UID),
+        reason="only root can become others, who have to be able to read this interpreter",
+    ),
+]
 PRIVATE = (*as_user(ENGINE_UID), "env", "-u", "INFERSCOPE_GROUP")
 SHARED = (*as_user(ENGINE_UID, ENGINE_UID, GROUP), "env", f"INFERSCOPE_GROUP={GROUP}")
 """An engine in a group that it lets read, as the DaemonSet's patch has it."""

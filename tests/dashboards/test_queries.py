@@ -22,6 +22,8 @@ from tests.dashboards import synthetic_gpu as made_up
 from tests.dashboards.reading import Query, dashboards, panels, queries
 from tests.dashboards.server import Prometheus, prometheus
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 ASKED = [query for dashboard in dashboards().values() for query in queries(dashboard)]
 _SETTINGS = (

@@ -77,6 +77,7 @@ def assert_those_of(reference: Any, request: Request, found: list[TokenLogprobs]
         assert len({token for token, _ in one.top}) == num
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_log_probabilities_equal_transformers(checkpoint: Checkpoint, way: str) -> None:
     engine = load_engine(str(checkpoint.folder), EngineOptions(dtype="float32", **WAYS[way]))
@@ -89,6 +90,7 @@ def test_log_probabilities_equal_transformers(checkpoint: Checkpoint, way: str) 
     assert engine.pool.num_used == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_returns_the_same_log_probabilities(llama: Checkpoint) -> None:
     options = EngineOptions(dtype="float32", **WAYS["all together"])
     remote = load_engine(str(llama.folder), options, in_worker=True)

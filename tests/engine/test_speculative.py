@@ -47,6 +47,7 @@ EQUAL_DRAFT: dict[str, Any] = {"speculative": "draft", "draft_model": "random:ti
 TIGHT: dict[str, Any] = {"num_blocks": 50, "block_tokens": 4, "token_budget": 23}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["ngram", "poor draft", "equal draft"])
 def test_output_equals_transformers(checkpoint: Checkpoint, way: str, method: str) -> None:
@@ -118,6 +119,7 @@ def assert_published_tokens_are_known(pool: BlockPool, requests: list[Request]) 
             assert any(each[:width] == before[serial] for each in known)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT, EQUAL_DRAFT])
 @pytest.mark.parametrize("pool", [{}, TIGHT])
 @pytest.mark.parametrize(
@@ -317,6 +319,7 @@ class Run:
         """Ignore a final request: the collector keeps it."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT])
 def test_random_prompts_that_defeat_drafts_are_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]

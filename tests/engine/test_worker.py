@@ -96,6 +96,7 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "apart"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [OPTIONS, DRAFTING])
 def test_worker_spans_join_the_slices_of_the_core(rings: Path, options: EngineOptions) -> None:
     given, sampling = prompts(8, vocab=64), Sampling(max_tokens=10)
@@ -150,6 +151,7 @@ def test_killed_worker_ends_the_engine_with_one_error() -> None:
     engine.close()
 
 
+@pytest.mark.thorough
 def test_load_failure_is_raised_in_the_caller(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no model"):
         load_engine(str(tmp_path / "nothing"), in_worker=True)

@@ -186,6 +186,7 @@ def run_pytest(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_session_writes_what_its_tests_have_shown(tmp_path: Path) -> None:
     environment(tmp_path, "1.2.3")
     (tmp_path / "test_toy.py").write_text(TESTS)

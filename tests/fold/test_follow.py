@@ -83,6 +83,7 @@ def num_finished(source: RingSource, engine_id: str) -> int:
     return 0 if engine is None else engine.lives.num_finished
 
 
+@pytest.mark.thorough
 def test_a_stopped_process_is_not_over_and_a_killed_one_is(
     start: Callable[[str], tuple[subprocess.Popen[str], Path]],
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.fold import Collector
 from inferscope.fold.retention import ALL, Retention
@@ -39,6 +41,7 @@ def _folded(keep: Retention) -> tuple[Collector, list[str], EngineView]:
     return collector, recorder.lines, view
 
 
+@pytest.mark.thorough
 def test_what_is_final_is_the_same_however_little_is_kept() -> None:
     whole, recorded, view = _folded(ALL)
     little, recorded_too, small = _folded(LITTLE)

@@ -618,6 +618,7 @@ def test_two_engines_with_the_same_ids_do_not_mix() -> None:
     assert_all_closes(collector, finals)
 
 
+@pytest.mark.thorough
 def test_memory_stays_bounded_over_twenty_thousand_requests() -> None:
     script = Script()
     core = script.ring()

@@ -53,6 +53,7 @@ def written(
         file.write(struct.pack("<I", version))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "version", "num_unknown"),
     [

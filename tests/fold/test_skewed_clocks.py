@@ -80,6 +80,7 @@ def fold(source: RingSource | RecordingSource, finals: Finals, num: int = 1) -> 
             time.sleep(0.005)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead_s", [-3000, 0, 1, 3600])
 @pytest.mark.parametrize("has_ended", [False, True])
 @pytest.mark.parametrize("is_core_too", [False, True])

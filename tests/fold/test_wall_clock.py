@@ -44,6 +44,7 @@ def test_a_drifting_wall_clock_changes_no_figure() -> None:
     assert 2000 <= view.stamp_error_ns < 30_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_ms", [3_600_000, 5000, 60, 13, -13, -60, -5000, -3_600_000])
 @pytest.mark.parametrize(("at_ns", "lag_ms"), [(1_042_000_000, 0), (1_079_250_001, 40)])
 def test_about_a_jump_samples_join_the_right_steps_or_none(

@@ -22,6 +22,8 @@ from inferscope.insight.findings.run_summary import RunSummary
 from inferscope.text.findings import findings_text
 from tests.insight.runs import VOCAB, Ask, Judged, asks, serve
 
+pytestmark = pytest.mark.thorough
+
 Serve = Callable[..., Judged]
 
 SHARED = [random.Random(0).randrange(VOCAB) for _ in range(300)]

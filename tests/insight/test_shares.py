@@ -103,6 +103,7 @@ def test_requests_keep_their_names_and_phases_their_tokens() -> None:
     assert (decode.name, decode.whole.tokens) == ("decode", 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 def test_a_recorded_run_is_divided_as_its_requests_are(rule: str) -> None:
     tally, kept = SharesSink(rule), Finals()

@@ -462,6 +462,7 @@ ENDED = "the process has begun a profile of its own: this one ended for it"
 GONE = "module 'torch.autograd.profiler' has no attribute '_run_on_profiler_start'"
 
 
+@pytest.mark.thorough
 def test_a_profile_never_meets_one_of_the_host_s(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", BESIDE_THE_HOST_S, str(tmp_path / "trace.json")],
@@ -539,6 +540,7 @@ def exited(folder: Path, script: str) -> tuple[subprocess.CompletedProcess[str],
     return run, sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["", RECORDING], ids=["starting", "recording"])
 def test_a_host_exits_with_its_own_status_during_a_profile(tmp_path: Path, when: str) -> None:
     run, names = exited(tmp_path, f"{EXITING}{when}sys.exit(3)\n")
@@ -548,6 +550,7 @@ def test_a_host_exits_with_its_own_status_during_a_profile(tmp_path: Path, when:
     assert error.endswith("the process ended during the profile")
 
 
+@pytest.mark.thorough
 def test_a_host_that_exits_does_not_wait_for_an_import(tmp_path: Path) -> None:
     start, end = EXITING.split("ring =")
     script = f"{start}{IMPORTING}ring ={end}is_importing.wait()\nsys.exit(3)\n"
@@ -556,6 +559,7 @@ def test_a_host_that_exits_does_not_wait_for_an_import(tmp_path: Path) -> None:
     assert names == ["core-0-1.profile-error"]
 
 
+@pytest.mark.thorough
 def test_a_host_that_exits_while_a_trace_is_written_leaves_none(tmp_path: Path) -> None:
     start, end = EXITING.split("ring =")
     script = f"{start}{EXPORTING}ring ={end}at_export.wait()\nsys.exit(3)\n"
@@ -632,6 +636,7 @@ print(growth.num_bytes() >> 20)
 """
 
 
+@pytest.mark.thorough
 def test_a_profile_gives_its_memory_back(tmp_path: Path) -> None:
     run, _ = exited(tmp_path, FREED)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -276,6 +276,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("raised", [TimeoutError, RuntimeError, TypeError])
 @pytest.mark.parametrize(

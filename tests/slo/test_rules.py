@@ -9,7 +9,7 @@ import pytest
 from inferscope.slo.rules import FAST_INTERVAL_S, RuleOptions
 from tests.slo.promtool import Run, counter, gauge, gone
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.thorough, pytest.mark.process]
 
 FAST, SLOW, TRICKLE, INSTANCE, STALLED, NOT_ADMITTING, RANK_HUNG, BLIND, BEHIND, KV, PREEMPTIONS = (
     "InferScopeBudgetBurnsFast",

@@ -35,6 +35,8 @@ from tests.exporters.otlp.sink import Sink, receiving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 from tests.telemetry.way import request_of
 
+pytestmark = pytest.mark.thorough
+
 ENGINE = ("-m", "inferscope.engine.start", "tests.telemetry.engine")
 SCALE, SCRAPE_S, RATE_S = 75, 1.0, 3.0
 LONG_S = HOUR_S / SCALE

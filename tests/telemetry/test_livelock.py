@@ -19,6 +19,8 @@ from tests.daemon.running import collecting, eventually
 from tests.engine.server.running import Server, Stream, serving
 from tests.telemetry.stack import Prometheus, Webhook, alertmanager, prometheus
 
+pytestmark = pytest.mark.thorough
+
 BROKEN = Path(__file__).with_name("broken")
 WINDOW_S, SCRAPE_S, SCALE = 6, 1.0, 75
 NUM_STUCK = 6

@@ -20,6 +20,8 @@ from inferscope.engine.server.connection import Connection, limited
 from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import request_events
 
+pytestmark = pytest.mark.thorough
+
 
 def dial(server: Server, *, receive_bytes: int | None = None) -> socket.socket:
     made = socket.socket()

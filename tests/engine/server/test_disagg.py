@@ -170,6 +170,7 @@ def test_a_client_that_leaves_during_the_transfer_leaves_nothing(
     assert_nothing_is_left(server)
 
 
+@pytest.mark.thorough
 def test_a_killed_prefill_engine_fails_only_requests_in_prefill(server: Server) -> None:
     _, pid = engines(server)
     headers = {"X-Request-Id": "in prefill"}
@@ -195,6 +196,7 @@ def test_a_killed_prefill_engine_fails_only_requests_in_prefill(server: Server) 
     assert_nothing_is_left(server)
 
 
+@pytest.mark.thorough
 def test_shared_memory_that_is_gone_fails_one_request(server: Server) -> None:
     decode, prefill = engines(server)
     os.kill(decode, signal.SIGSTOP)
@@ -217,6 +219,7 @@ def test_shared_memory_that_is_gone_fails_one_request(server: Server) -> None:
     assert_nothing_is_left(server)
 
 
+@pytest.mark.thorough
 def test_a_full_decode_pool_delays_requests_and_a_full_queue_refuses_them(tmp_path: Path) -> None:
     options = ("--max-model-len", "64", "--num-blocks", "4", "--max-waiting", "2")
     with serving(tmp_path, "builtin", "--disaggregate", *options) as server:
@@ -234,6 +237,7 @@ def test_a_full_decode_pool_delays_requests_and_a_full_queue_refuses_them(tmp_pa
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 def test_roles_started_apart_serve_one_request(tmp_path: Path) -> None:
     meeting = str(tmp_path / "kv")
     (tmp_path / "p").mkdir()

@@ -14,6 +14,8 @@ from inferscope.records import ADMITTED
 from tests.engine.server.running import Server, Stream
 from tests.engine.server.test_records import request_events
 
+pytestmark = pytest.mark.thorough
+
 BIG_TOKENS = 3900
 """Prompt tokens that fill eight steps, during which no other prompt is admitted."""
 NAMED_SHARE = 0.95

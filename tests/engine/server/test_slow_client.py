@@ -12,6 +12,8 @@ from inferscope.records import FINISHED
 from tests.engine.server.running import Server, Stream, serving
 from tests.engine.server.test_records import request_events
 
+pytestmark = pytest.mark.thorough
+
 _USAGE = {"include_usage": True, "continuous_usage_stats": True}
 """Options that make an event of 250 bytes per token. The response is then several times as large as
 the buffers, even if a busy front end sends several tokens per event."""

@@ -79,6 +79,7 @@ def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
     assert "dropped of 350" in lines[2]
 
 
+@pytest.mark.thorough
 def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
     finals: Finals, caplog: pytest.LogCaptureFixture
 ) -> None:

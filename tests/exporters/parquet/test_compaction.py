@@ -154,6 +154,7 @@ def test_merged_files_are_bounded(tmp_path: Path) -> None:
     assert table(tmp_path, "slices").num_rows == 20 * 50
 
 
+@pytest.mark.thorough
 def test_a_crash_at_any_point_leaves_every_row_once(tmp_path: Path) -> None:
     template = tmp_path / "template"
     settings = ParquetSettings(template, host="mine", tables=("steps",))

@@ -39,6 +39,7 @@ def write(folder: Folder, *numbers: int, every_s: float = 1.0) -> None:
     folder.write(RowBatch(steps, offset_ns=T0_S * SECOND_NS, ends_files=True))
 
 
+@pytest.mark.thorough
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path) -> None:
     with child(
         [sys.executable, "-m", "tests.exporters.parquet.writing", str(tmp_path)],
@@ -257,6 +258,7 @@ def test_a_missing_pyarrow_states_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_a_collectors_files_are_the_export_of_the_same_run(tmp_path: Path) -> None:
     rings, files = tmp_path / "rings", tmp_path / "files"
     config = f"  parquet: {{folder: {files}, host: here}}\npins: off\n"

@@ -128,6 +128,7 @@ def test_tokens_by_tenant_sum_to_those_of_requests(finals: Finals, exported: Any
     assert scrape.all("inferscope_cost_dollars_total") == []  # no price is configured
 
 
+@pytest.mark.thorough
 def test_made_up_tenants_and_models_leave_the_number_of_series_as_it_is(
     finals: Finals, exported: Any
 ) -> None:
