@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import shutil
 import sys
 import tempfile
@@ -12,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferscope.cli.folding import add_refit
+from inferscope.cli.output_file import output_file
 from inferscope.errors import BadInput
 from inferscope.exporting import (
     Exporter,
@@ -23,7 +22,6 @@ from inferscope.exporting import (
 )
 from inferscope.fold import Sink, snapshot
 from inferscope.foreign import one_line
-from inferscope.private import private_file
 from inferscope.readers import (
     Listener,
     RecordingSource,
@@ -81,28 +79,8 @@ def run(options: argparse.Namespace) -> int:
     make = load_exporter(form)
     if not is_stdout and target.exists() and target.samefile(options.file):
         raise BadInput(f"--out {target} is the file to export. Choose another path.")
-    # Written to a temporary file and renamed when complete: a failed export replaces nothing. An
-    # existing target that is not a regular file (a pipe, a device) is written to directly.
-    has_place = is_stdout or (target.exists() and not target.is_file())
-    if not has_place and target.exists() and not options.force:
-        raise BadInput(f"--out {target} exists. Overwrite it with --force, or choose another path.")
-    written = target if has_place else target.with_name(f"{target.name}.{os.getpid()}.partial")
-    stdout = contextlib.nullcontext(sys.stdout.buffer)
-    try:
-        with stdout if is_stdout else private_file(written) as out:
-            source = _export(options, make(out))
-            out.flush()
-        if not has_place:
-            written.replace(target)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        where = "standard output" if is_stdout else target
-        raise BadInput(f"cannot write {where}: {error.strerror}. Choose another path.") from error
-    finally:
-        if not has_place:
-            with contextlib.suppress(OSError):
-                written.unlink()
+    with output_file(None if is_stdout else target, force=options.force) as out:
+        source = _export(options, make(out))
     return _report(options, source, None if is_stdout else target)
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "replay": "replay a recording or rings on the screen",
     "why": "explain where one request's time went",
     "shares": "divide the device's time by request, tenant, phase or model",
+    "report": "write a report on a run as one HTML file",
     "findings": "detect common performance problems and suggest fixes",
     "collect": "export metrics and records of all engines of this host, and pin incidents",
     "slo": "explain SLO objectives, evaluate a recording, write Prometheus rules",
@@ -58,6 +59,9 @@ _EXTRAS = {
     "zmq": "engine",
     "shtab": "completion",
     "prometheus_client": "prometheus",
+    "jinja2": "report",
+    "markupsafe": "report",
+    "matplotlib": "report",
 }
 _INTERRUPTED = 130
 

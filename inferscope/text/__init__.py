@@ -25,9 +25,20 @@ if TYPE_CHECKING:
         findings_brief,
         findings_json,
         findings_text,
+        provenance_sentence,
+        run_verdict,
     )
     from inferscope.text.header_line import header, status_line
-    from inferscope.text.labels import STATE_MARKS, format_listed
+    from inferscope.text.labels import (
+        BAD_FINISHES,
+        CAUSE_MEANINGS,
+        STATE_MARKS,
+        SYNTHETIC,
+        cause_role,
+        format_listed,
+        more_or_less,
+        view_verdict,
+    )
     from inferscope.text.lines import TRIANGLE, Line, Span, fit_line, frame, rule
     from inferscope.text.once import once_text
     from inferscope.text.report import WhyDocument, report_json, report_lines
@@ -35,8 +46,11 @@ if TYPE_CHECKING:
     from inferscope.text.shares import SharesDocument, shares_json, shares_lines
 
 __all__ = [
+    "BAD_FINISHES",
+    "CAUSE_MEANINGS",
     "REFRESH_RATES_HZ",
     "STATE_MARKS",
+    "SYNTHETIC",
     "TRIANGLE",
     "WINDOWS_NS",
     "Column",
@@ -47,6 +61,7 @@ __all__ = [
     "SharesDocument",
     "Span",
     "WhyDocument",
+    "cause_role",
     "column_at",
     "columns_for",
     "comparison_page",
@@ -58,16 +73,20 @@ __all__ = [
     "frame",
     "header",
     "heading_line",
+    "more_or_less",
     "once_text",
     "order_rows",
+    "provenance_sentence",
     "report_json",
     "report_lines",
     "row_line",
     "rule",
+    "run_verdict",
     "shares_json",
     "shares_lines",
     "status_line",
     "verdict_sentence",
+    "view_verdict",
     "why",
 ]
 
@@ -77,9 +96,25 @@ __getattr__ = lazy_names(
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
         "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
         "explanation": ["why"],
-        "findings": ["FindingsDocument", "findings_brief", "findings_json", "findings_text"],
+        "findings": [
+            "FindingsDocument",
+            "findings_brief",
+            "findings_json",
+            "findings_text",
+            "provenance_sentence",
+            "run_verdict",
+        ],
         "header_line": ["header", "status_line"],
-        "labels": ["STATE_MARKS", "format_listed"],
+        "labels": [
+            "BAD_FINISHES",
+            "CAUSE_MEANINGS",
+            "STATE_MARKS",
+            "SYNTHETIC",
+            "cause_role",
+            "format_listed",
+            "more_or_less",
+            "view_verdict",
+        ],
         "lines": ["Line", "Span", "TRIANGLE", "fit_line", "frame", "rule"],
         "once": ["once_text"],
         "report": ["WhyDocument", "report_json", "report_lines"],

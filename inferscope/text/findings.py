@@ -102,6 +102,39 @@ def findings_brief(engines: tuple[EngineFindings, ...]) -> str:
     return "".join(f"{finding.severity:<8}{finding.title}\n" for finding in found)
 
 
+def run_verdict(engine: EngineFindings) -> str:
+    """Return the verdict on a run in one or two sentences: objectives first, then problems."""
+    if engine.findings is None:
+        return (
+            f"No verdict: {many(engine.num_requests, 'finished request')}, fewer than"
+            f" {FEWEST_REQUESTS}."
+        )
+    problems = [each for each in engine.findings if each.objective is None]
+    sentences = _on_objectives(engine)
+    if problems:
+        first, more = problems[0], len(problems) - 1
+        others = f", and {many(more, 'more finding')}" if more else ""
+        sentences.append(
+            f"{first.title} ({share(first.lost_share)} of the requests' time){others}."
+        )
+    else:
+        sentences.append("The run shows none of the known performance problems.")
+    return " ".join(sentences)
+
+
+def _on_objectives(engine: EngineFindings) -> list[str]:
+    counts = [each for each in engine.objectives or () if each.num_good + each.num_bad]
+    missed = {each.objective.slo for each in engine.findings or () if each.objective is not None}
+    if not counts:
+        return []
+    if not missed:
+        return [
+            f"All {len(counts)} objectives are met." if len(counts) > 1 else "The objective is met."
+        ]
+    named = [outcome_line(each) for each in counts if each.objective.name in missed]
+    return [f"{len(missed)} of {many(len(counts), 'objective')} missed: {'; '.join(named)}."]
+
+
 def findings_json(engines: tuple[EngineFindings, ...]) -> str:
     """Return the findings of all engines as the line that `--json` prints."""
     return json_line(FindingsDocument(engines=tuple(map(_engine_row, engines))))
@@ -151,13 +184,13 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
     return [
         *textwrap.wrap(head, width, subsequent_indent="   "),
         *_wrapped(" ".join(finding.sentences), width),
-        *_wrapped(_provenance(finding), width),
+        *_wrapped(provenance_sentence(finding), width),
         *(_wrapped(_if_not(finding.counterfactual), width) if finding.counterfactual else ()),
         *_wrapped(f"Try: {finding.advice}", width),
     ]
 
 
-def _provenance(finding: Finding) -> str:
+def provenance_sentence(finding: Finding) -> str:
     """Return which figures are not measured, by their JSON names."""
     names: dict[str, list[str]] = {}
     for number in finding.evidence:

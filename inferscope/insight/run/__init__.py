@@ -1,0 +1,16 @@
+"""Facts about a whole run, for reports and comparisons: one fold over its records."""
+
+from inferscope.insight.run.course import CourseBin
+from inferscope.insight.run.facts import EngineFacts, RunFacts
+from inferscope.insight.run.ledger_bands import LedgerBand
+from inferscope.insight.run.roofline import RooflinePoint
+from inferscope.insight.run.sink import RunSink
+
+__all__ = [
+    "CourseBin",
+    "EngineFacts",
+    "LedgerBand",
+    "RooflinePoint",
+    "RunFacts",
+    "RunSink",
+]
