@@ -14,6 +14,7 @@ from inferscope.cli.folding import add_refit
 from inferscope.cli.terminal import can_draw
 from inferscope.cost import CostBook
 from inferscope.errors import BadInput
+from inferscope.fold import FOR_SCREEN
 from inferscope.foreign import one_line
 from inferscope.insight import JudgedSource
 from inferscope.insight.findings import RunSummarizer
@@ -75,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         sinks=(watch,),
         listen=watch.on_record,
         books=_books(options),
+        keep=FOR_SCREEN,
     )
     try:
         from inferscope.tui import InferScopeApp
@@ -107,7 +109,7 @@ def _picture(options: argparse.Namespace) -> int:
     if not (columns.isdigit() and rows.isdigit() and int(columns) and int(rows)):
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
-    source = open_replay(options.file, until_ns=until_ns, books=_books(options))
+    source = open_replay(options.file, until_ns=until_ns, books=_books(options), keep=FOR_SCREEN)
     from inferscope.tui import save_picture
 
     save_picture(

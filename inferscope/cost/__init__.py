@@ -8,7 +8,7 @@ from inferscope.cost.hbm import WeightBytes
 from inferscope.cost.model import ENOUGH_STEPS, StepModel, look_up
 from inferscope.cost.peaks import Peaks, peaks_of
 from inferscope.cost.pure_steps import TOLERANCE, Bounds, PureStep
-from inferscope.cost.shape import TIME_ONLY, pairs
+from inferscope.cost.shape import TIME_ONLY, pairs, visible
 from inferscope.cost.step_table import Grid, RowsOfMembers, StepTable, cut_into_steps, product
 from inferscope.cost.table import coefficients
 from inferscope.cost.verdict import RESIDUAL_STEPS, residual_of, split_verdict
@@ -45,4 +45,5 @@ __all__ = [
     "residual_of",
     "saved_ns",
     "split_verdict",
+    "visible",
 ]

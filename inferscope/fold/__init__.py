@@ -15,7 +15,7 @@ from inferscope.fold.final_records import (
 from inferscope.fold.fold import READER, Collector
 from inferscope.fold.join.request_counters import Provenance, RequestCounters
 from inferscope.fold.joins import ARRIVALS_NS
-from inferscope.fold.retention import ALL, Retention
+from inferscope.fold.retention import ALL, FOR_SCREEN, Retention
 from inferscope.fold.slo_sink import Judging
 from inferscope.fold.snapshots import (
     BudgetView,
@@ -38,6 +38,7 @@ from inferscope.fold.windows import SECOND_NS
 __all__ = [
     "ALL",
     "ARRIVALS_NS",
+    "FOR_SCREEN",
     "READER",
     "SECOND_NS",
     "BudgetView",

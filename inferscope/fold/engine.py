@@ -23,6 +23,7 @@ from inferscope.fold.dropped_rings import DroppedRings
 from inferscope.fold.final_records import DeviceTime, KvTransfer, Sink
 from inferscope.fold.joins import Joins
 from inferscope.fold.reading import MOST_INDEX
+from inferscope.fold.recent_steps import RecentSteps
 from inferscope.fold.request_lifecycle import RequestLifecycle, Transition
 from inferscope.fold.requests import Request
 from inferscope.fold.retention import Retention
@@ -129,7 +130,7 @@ class EngineFold:
         """Time through which changes are applied."""
         self._num_booked = self._num_seen = 0
         """Steps joined at the last booked window, and at the last check for one."""
-        self._booker = StepBooker(engine_id, self.lives, sinks, mix)
+        self._booker = StepBooker(engine_id, self.lives, sinks, mix, num_recent=keep.steps)
         self.joins = Joins(
             self.rings,
             self.lives,
@@ -219,6 +220,11 @@ class EngineFold:
         """Note that frames of a ring were lost: its requests' ledgers have gaps."""
         ring.has_lost_frames = True
         self._mark_gaps(ring)
+
+    @property
+    def recent(self) -> RecentSteps | None:
+        """Return the recent steps; None if none are kept."""
+        return self._booker.recent
 
     @property
     def num_unjoined(self) -> int:
@@ -692,6 +698,8 @@ class EngineFold:
 
     def _on_plan(self, ring: RingState, plan: StepPlan) -> None:
         self.joins.plan(ring, plan)
+        if self.recent is not None:
+            self.recent.plan(ring.dp_rank, plan)
         self.last_plan = ring.plan = plan
         bucket = self.lives.windows.at(plan.t_ns)
         gauges, amounts = bucket.gauges, bucket.amounts

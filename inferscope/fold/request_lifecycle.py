@@ -179,7 +179,7 @@ class RequestLifecycle:
 
     def open_step(
         self, run: Execution, split: SplitStep, planned_ns: int, *, is_draft: bool
-    ) -> None:
+    ) -> int:
         """Begin a step; the time before it is a host gap or idle time.
 
         Args:
@@ -187,6 +187,9 @@ class RequestLifecycle:
             split: division of its time.
             planned_ns: time at which its members were chosen.
             is_draft: whether a draft model computed it.
+
+        Returns:
+            the host gap before it, in nanoseconds.
         """
         ledger = self.table.ledger
         start_ns = run.start_ns
@@ -211,6 +214,7 @@ class RequestLifecycle:
         if gap_ns > 0:
             bucket = bucket or self.windows.at(start_ns)
             bucket.durations["host_gap"].add(gap_ns)
+        return max(gap_ns, 0)
 
     def count_idle(self, at_ns: int) -> None:
         """Add the idle time that the ledger has explained so far to the windows."""

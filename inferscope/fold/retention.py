@@ -12,7 +12,7 @@ DURATIONS = ("ttft", "tbt", "e2e", "queue", "step", "host_gap")
 
 
 class Retention(NamedTuple):
-    """Limits on what a fold keeps; the defaults keep everything."""
+    """Limits on what a fold keeps; the defaults keep everything but steps."""
 
     seconds: int = 320
     """Maximum window length in seconds; each second costs a few kilobytes."""
@@ -24,6 +24,10 @@ class Retention(NamedTuple):
     """Maximum number of requests in flight, about 3 KB each; further ones are not followed."""
     digest: bool = True
     """Whether to compute a digest of all final records, for comparing folds of the same records."""
+    steps: int = 0
+    """Maximum number of recent steps; with any, steps are also summed by kind and second."""
 
 
 ALL = Retention()
+FOR_SCREEN = Retention(steps=4096)
+"""What a screen shows: all of it, and recent steps."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+import msgspec
+
 from inferscope.attribution import BlameShare
 from inferscope.clock_skew import SkewedClock
 from inferscope.fold.final_records import DeviceTime, KvTransfer
@@ -180,6 +182,131 @@ class Series:
     """Draft tokens that the target model verified."""
     accepted_tokens: tuple[int, ...] = ()
     """Those of them that it accepted."""
+
+
+class KindSums(msgspec.Struct, frozen=True, gc=False):
+    """Sums over steps of one kind that were not cold; work is that of the observed ranks."""
+
+    steps: int = 0
+    """Number of steps."""
+    wall_ns: int = 0
+    """Their durations, each by its slowest rank."""
+    device_ns: int = 0
+    """Measured time, summed over ranks."""
+    flops: int = 0
+    """Modelled FLOPs; 0 where the model's work is not counted."""
+    read_bytes: int = 0
+    """Modelled bytes read from device memory, likewise."""
+    write_bytes: int = 0
+    """Modelled bytes written."""
+    weight_bytes: int = 0
+    """Part of the bytes read that is the model's weights."""
+    kv_bytes: int = 0
+    """Part of the bytes read that is keys and values."""
+    prefill_tokens: int = 0
+    """Prompt tokens computed."""
+    decode_tokens: int = 0
+    """Output tokens computed, rejected drafts included."""
+    requests: int = 0
+    """Requests, once for each of their steps."""
+
+
+class RankSplit(msgspec.Struct, frozen=True, gc=False):
+    """Division of one rank's time in a step; the four parts sum to `measured_ns`."""
+
+    rank: int
+    """Rank within the replica."""
+    start_ns: int
+    """Start on the host's clock."""
+    end_ns: int
+    """End on the host's clock."""
+    measured_ns: int
+    """Measured time."""
+    prefill_ns: int
+    """Shares of the prefill slices."""
+    decode_ns: int
+    """Shares of all other slices."""
+    padding_ns: int
+    """Time computed for padding."""
+    unattributed_ns: int
+    """Time of no slice."""
+
+
+class StepView(msgspec.Struct, frozen=True, gc=False):
+    """One executed step. Columns of slices have one entry per slice, in the same order."""
+
+    dp_rank: int
+    """Data-parallel rank."""
+    step: int
+    """Number of the step in its replica."""
+    kind: str
+    """prefill, decode, mixed, dummy, or unknown."""
+    start_ns: int
+    """Start on the earliest rank."""
+    end_ns: int
+    """End on the latest rank."""
+    host_gap_ns: int
+    """Idle time of the engine before it, as far as a request was waiting or running."""
+    clock: str
+    """Clock of the times: device or host."""
+    mode: str
+    """Execution mode, such as eager or graph."""
+    is_cold: bool
+    """Whether it includes compilation or a capture."""
+    num_requests: int
+    """Requests in the step."""
+    prefill_tokens: int | None
+    """Prompt tokens computed; None if its slices are not known."""
+    decode_tokens: int | None
+    """Output tokens computed, rejected drafts included; None likewise."""
+    ranks: tuple[RankSplit, ...]
+    """Time by rank."""
+    flops: int | None
+    """Modelled FLOPs of its ranks; None if the model's work is not counted."""
+    read_bytes: int | None
+    """Modelled bytes read from device memory, likewise."""
+    write_bytes: int | None
+    """Modelled bytes written, likewise."""
+    residual: float | None
+    """Measured over modelled time, less one; None without known slices."""
+    binding: str
+    """Constraint of the scheduler: none, slots, blocks or budget."""
+    plan_start_ns: int | None
+    """Start of the scheduler's decision; None without a plan."""
+    plan_end_ns: int | None
+    """End of that decision."""
+    num_waiting: int | None
+    """Requests in the queue at that decision."""
+    num_running: int | None
+    """Requests in the batch at that decision."""
+    num_preempted: int
+    """Requests that the decision preempted."""
+    blocks_used: int | None
+    """KV blocks in use at that decision."""
+    blocks_total: int | None
+    """KV blocks of the engine."""
+    blocks_added: int | None
+    """Change of the KV blocks in use since the previous step's decision."""
+    request_ids: tuple[str, ...]
+    """Engine's ids of the slices' requests."""
+    phases: tuple[str, ...]
+    """Phases of the slices: prefill, decode, verify or draft."""
+    tokens: tuple[int, ...]
+    """Computed tokens."""
+    contexts: tuple[int, ...]
+    """Context tokens before them."""
+    shares_ns: tuple[tuple[int, ...], ...]
+    """Share of each slice in the measured time, by rank."""
+
+    @property
+    def measured_ns(self) -> int:
+        """Return the measured time of the slowest rank."""
+        return max(rank.measured_ns for rank in self.ranks)
+
+    @property
+    def device_ns(self) -> int:
+        """Return the measured time over all ranks."""
+        return sum(rank.measured_ns for rank in self.ranks)
 
 
 @dataclass(frozen=True)
@@ -467,6 +594,13 @@ class EngineView:
     """Time for which `requests` keeps finished requests: the window, or longer."""
     num_finished_since: int = 0
     """Requests that finished within `listed_ns`; `requests` may hold fewer."""
+    steps: tuple[StepView, ...] = ()
+    """Recent steps, oldest first; only for a reader that asks for them."""
+    kinds: dict[str, tuple[KindSums, ...]] = field(default_factory=dict)
+    """Sums of the steps of each kind by second of the window, likewise; the last is the current
+    second."""
+    weight_bytes: int | None = None
+    """Bytes of the model's weights on all ranks; None if its work is not counted."""
 
     @property
     def has_ended(self) -> bool:

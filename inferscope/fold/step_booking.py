@@ -14,8 +14,10 @@ from inferscope.fold.amounts import Counted, count_rows
 from inferscope.fold.devices import RankTime
 from inferscope.fold.final_records import FinalStep, RemoteWork, Sink
 from inferscope.fold.join.step_buffer import NOTHING_MOVED
+from inferscope.fold.recent_steps import RecentSteps
 from inferscope.fold.request_lifecycle import RequestLifecycle
 from inferscope.fold.rows import NO_ROWS, Columns
+from inferscope.fold.step_kinds import KINDS, NUM_SUMS, kind_sums
 from inferscope.fold.steps import Execution, Joined, SplitStep, pair_shares
 from inferscope.fold.windows import SECOND_NS
 from inferscope.fold.work_totals import PROPOSED_TOKENS, WASTED_TOKENS
@@ -31,6 +33,7 @@ class StepBooker:
     Attributes:
         ranks: device time, by ring.
         first_ns: start of the device time.
+        recent: recent steps; None if none are kept.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class StepBooker:
         lives: RequestLifecycle,
         sinks: list[Sink],
         mix: Callable[[bytes | Ints], None] | None,
+        *,
+        num_recent: int = 0,
     ) -> None:
         self._engine_id = engine_id
         self._lives = lives
@@ -46,6 +51,7 @@ class StepBooker:
         self._mix = mix
         self.ranks: dict[int, RankTime] = {}
         self.first_ns = 0
+        self.recent = RecentSteps(num_recent) if num_recent else None
         self._last_ids: tuple[Ints | None, int, tuple[str, ...]] = (None, 0, ())
         """Last slots, `num_changes` of the table then, and the IDs of their requests."""
         self._mixed_slots, self._mixed_bytes = NO_ROWS, b""
@@ -65,9 +71,11 @@ class StepBooker:
             parts_ns = (prefill_ns, decode_ns, padding_ns, unattributed_ns)
             rank.book(span.start_ns, span.end_ns, parts_ns)
         phases = step.slices.phases
-        self._lives.open_step(
+        gap_ns = self._lives.open_step(
             step.run, split, step.planned_ns, is_draft=phases == _DRAFTS * len(phases)
         )
+        if self.recent is not None:
+            self.recent.begin(step, host_gap_ns=gap_ns, num_ranks=self._lives.num_ranks)
 
     def book(self, steps: Sequence[Joined], columns: Columns) -> None:
         """Add split steps to requests, windows and digest, and set their prefill times.
@@ -108,6 +116,24 @@ class StepBooker:
             for at in np.add.reduceat(columns.is_prefill, columns.firsts).nonzero()[0].tolist():
                 self._book_parts(steps[at], columns, at)
         self._count(steps, splits, columns, counted)
+        if self.recent is not None:
+            for step, work in zip(steps, moved, strict=True):
+                step.ids = self._ids_of(step.slots)
+                step.work = work if lives.rates is not None else None
+            self._count_kinds(steps, columns, counted)
+
+    def _count_kinds(self, steps: Sequence[Joined], columns: Columns, counted: Counted) -> None:
+        """Add steps to the sums by kind of the seconds in which they ended."""
+        lives = self._lives
+        kinds, sums = kind_sums(steps, columns, counted, lives.rates, num_ranks=lives.num_ranks)
+        ends_ns = np.array([step.run.end_ns for step in steps])
+        cuts = (np.diff(ends_ns // SECOND_NS).nonzero()[0] + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(steps)]):
+            bucket = lives.windows.at(ends_ns.item(begin))
+            if bucket.kinds is None:
+                bucket.kinds = np.zeros((len(KINDS), NUM_SUMS), dtype=np.int64)
+            for kind in range(len(KINDS)):
+                bucket.kinds[kind] += sums[begin:end][kinds[begin:end] == kind].sum(axis=0)
 
     def _count(
         self,

@@ -166,6 +166,10 @@ class Joined(msgspec.Struct, eq=False, gc=False):
     """Split of its time; None until the steps of its window are split."""
     prefill_ns: list[int] = []
     """Prefill time by rank; empty until the split."""
+    ids: tuple[str, ...] = ()
+    """Engine's ids of the rows' requests; empty unless recent steps are kept."""
+    work: list[int] | None = None
+    """Modelled work in the layout of `Moved`; None if it is not counted, or likewise."""
 
 
 def rank_span(

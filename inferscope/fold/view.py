@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import ARRIVING, HELD, LEAVING, RUNNING, WAITING, BlameShare
-from inferscope.cost import CostBook, residual_of
+from inferscope.cost import CostBook, Rates, residual_of
 from inferscope.fold import windows
 from inferscope.fold.admissible import num_admissible
 from inferscope.fold.devices import with_foreign
@@ -40,11 +40,13 @@ from inferscope.fold.snapshots import (
     Deployment,
     EngineView,
     Health,
+    KindSums,
     Quantiles,
     RequestRow,
     Series,
     Snapshot,
 )
+from inferscope.fold.step_kinds import KINDS
 from inferscope.fold.windows import SECOND_NS, WAITING_BY, Bucket
 from inferscope.fold.work_totals import COMPUTE_NS, PROPOSED_TOKENS, WASTED_TOKENS
 from inferscope.records import EngineInfo
@@ -73,6 +75,7 @@ def snapshot(
     source: str = "",
     notes: tuple[str, ...] = (),
     focus: str | None = None,
+    has_steps: bool = False,
 ) -> Snapshot:
     """Return a snapshot of the fold.
 
@@ -84,6 +87,7 @@ def snapshot(
         source: name of the source.
         notes: warnings about the source.
         focus: ID of the request whose token times are included.
+        has_steps: whether recent steps are included, if the fold keeps any.
     """
     offset_ns = collector.real_offset_ns
     return Snapshot(
@@ -91,7 +95,14 @@ def snapshot(
         real_ns=0 if offset_ns is None else collector.now_ns + offset_ns,
         mode=mode,
         engines=tuple(
-            _engine(collector, engine, window_ns=window_ns, max_requests=max_requests, focus=focus)
+            _engine(
+                collector,
+                engine,
+                window_ns=window_ns,
+                max_requests=max_requests,
+                focus=focus,
+                has_steps=has_steps,
+            )
             for engine in collector.engines.values()
         ),
         digest=collector.digest(),
@@ -107,6 +118,7 @@ def _engine(
     window_ns: int,
     max_requests: int,
     focus: str | None,
+    has_steps: bool,
 ) -> EngineView:
     engine.joins.settle()
     buckets = engine.lives.windows.last(window_ns)
@@ -214,7 +226,27 @@ def _engine(
         ledger_missing=_ledger_missing(engine, rings, engine.now_ns - window_ns),
         listed_ns=len(buckets) * SECOND_NS,
         num_finished_since=amounts["finished"],
+        steps=engine.recent.views() if has_steps and engine.recent is not None else (),
+        kinds=_kinds(buckets) if has_steps and engine.recent is not None else {},
+        weight_bytes=_weight_bytes(engine.lives.rates),
     )
+
+
+def _kinds(buckets: list[Bucket]) -> dict[str, tuple[KindSums, ...]]:
+    """Return the sums of steps by kind and second."""
+    none = KindSums()
+    by_second = [None if bucket.kinds is None else bucket.kinds.tolist() for bucket in buckets]
+    return {
+        name: tuple(none if sums is None else KindSums(*sums[kind]) for sums in by_second)
+        for kind, name in enumerate(KINDS)
+    }
+
+
+def _weight_bytes(rates: Rates | None) -> int | None:
+    if rates is None:
+        return None
+    weights = rates.hbm.weights
+    return weights.layers + weights.experts + weights.head
 
 
 def _ledger_missing(engine: EngineFold, rings: list[RingState], since_ns: int) -> str:

@@ -97,7 +97,7 @@ _UNKEPT = _Unkept()
 class Bucket:
     """Amounts, gauges and durations of one second."""
 
-    __slots__ = ("amounts", "causes", "durations", "gauges", "second")
+    __slots__ = ("amounts", "causes", "durations", "gauges", "kinds", "second")
 
     def __init__(self, second: int, gauges: dict[str, int], kept: tuple[str, ...]) -> None:
         self.second = second
@@ -105,6 +105,8 @@ class Bucket:
         self.amounts = dict.fromkeys(AMOUNTS, 0)
         self.gauges = dict(gauges)
         self.causes: Ints | None = None
+        self.kinds: Ints | None = None
+        """Sums of steps by kind, [kinds, sums]; None without a step, or if none are kept."""
 
     def settle(self) -> None:
         """Add all noted durations to their bins: few more follow."""
@@ -120,9 +122,14 @@ class Bucket:
 
 
 class Windows:
-    """Per-second buckets of one engine."""
+    """Per-second buckets of one engine.
+
+    Attributes:
+        has_kinds: whether buckets hold sums of steps by kind.
+    """
 
     def __init__(self, keep: Retention = ALL) -> None:
+        self.has_kinds = keep.steps > 0
         self._kept_s = keep.seconds
         self._kept = keep.durations
         self._buckets: dict[int, Bucket] = {}

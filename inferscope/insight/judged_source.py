@@ -41,6 +41,15 @@ class JudgedSource:
     def focus(self, request_id: str | None) -> None:
         self.source.focus = request_id
 
+    @property
+    def has_steps(self) -> bool:
+        """Return whether the snapshots hold recent steps."""
+        return self.source.has_steps
+
+    @has_steps.setter
+    def has_steps(self, has_steps: bool) -> None:
+        self.source.has_steps = has_steps
+
     def snapshot(self, window_ns: int) -> Snapshot:
         """Return the current view over a window, with findings."""
         snapshot = self.source.snapshot(window_ns)

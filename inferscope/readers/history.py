@@ -68,6 +68,7 @@ class HistorySource:
         self._source = open_with((self,), self._listen)
         self.title = self._source.title
         self.focus: str | None = None
+        self.has_steps = False
         self.collector = self._source.collector
 
     @property
@@ -89,6 +90,7 @@ class HistorySource:
     def snapshot(self, window_ns: int) -> Snapshot:
         """Fold the records that are due; return a snapshot without requests before the window."""
         self._source.focus = self.focus
+        self._source.has_steps = self.has_steps
         now = self._source.snapshot(window_ns)
         return replace(
             now, engines=tuple(self._limited(view, MOST_FINISHED) for view in now.engines)

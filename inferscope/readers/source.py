@@ -47,6 +47,7 @@ class RingSource:
     Attributes:
         collector: fold over the records.
         focus: ID of the request whose token times snapshots include.
+        has_steps: whether snapshots include recent steps, which `keep` has to retain.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RingSource:
         """
         self.title = name
         self.focus: str | None = None
+        self.has_steps = False
         self._listen = listen
         self.collector = Collector(*sinks, keep=keep)
         self._expansion = Expansion()
@@ -124,6 +126,7 @@ class RingSource:
             source=self.title,
             notes=self.notes(),
             focus=self.focus,
+            has_steps=self.has_steps,
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -143,6 +146,7 @@ class RecordingSource:
     Attributes:
         collector: fold over the records.
         focus: ID of the request whose token times snapshots include.
+        has_steps: whether snapshots include recent steps, which `keep` has to retain.
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class RecordingSource:
         until_ns: int | None = None,
         clock: Clock | None = None,
         books: Mapping[str, CostBook] | None = None,
+        keep: Retention = ALL,
     ) -> None:
         """Open the file.
 
@@ -168,13 +173,15 @@ class RecordingSource:
             until_ns: offset into the recording at which to stop; None for its end.
             clock: clock of the pace.
             books: cost models of a previous pass, by engine ID.
+            keep: what the fold retains.
 
         Raises:
             UnreadableFile: the file is not a recording.
         """
         self.title = path.name
         self.focus: str | None = None
-        self.collector = Collector(*sinks, books=books)
+        self.has_steps = False
+        self.collector = Collector(*sinks, keep=keep, books=books)
         self._expansion = Expansion()
         self._is_refit = books is not None
         self._listen = listen
@@ -239,6 +246,7 @@ class RecordingSource:
             source=self.title,
             notes=self.notes(),
             focus=self.focus,
+            has_steps=self.has_steps,
         )
 
     def close(self) -> None:
@@ -329,6 +337,7 @@ def open_replay(
     sinks: tuple[Sink, ...] = (),
     listen: Listener | None = None,
     books: Mapping[str, CostBook] | None = None,
+    keep: Retention = ALL,
 ) -> RecordingSource:
     """Open a recording, a ring, or a directory of rings, to be folded at a pace.
 
@@ -350,6 +359,7 @@ def open_replay(
         speed=speed,
         until_ns=until_ns,
         books=books,
+        keep=keep,
     )
 
 
@@ -372,7 +382,11 @@ def final_books(path: Path) -> dict[str, CostBook]:
 
 
 def open_source(
-    path: Path, *, sinks: tuple[Sink, ...] = (), listen: Listener | None = None
+    path: Path,
+    *,
+    sinks: tuple[Sink, ...] = (),
+    listen: Listener | None = None,
+    keep: Retention = ALL,
 ) -> RingSource | RecordingSource:
     """Open a recording, a ring, or a directory of rings.
 
@@ -390,15 +404,15 @@ def open_source(
                 f"{path} holds no readable rings. They end in .ring; recordings end in .isr."
             )
         return RingSource(
-            lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks, listen=listen
+            lambda: path.glob("**/*.ring"), name=path.name, sinks=sinks, listen=listen, keep=keep
         )
     if path.suffix == ".ring":
         reader = RingReader(path)
         reader.close()
         if reader.identity.role == SAMPLER_ROLE:
             raise NotFound(f"{path} is a sampler's ring. Give the path of an engine's ring.")
-        return RingSource(lambda: [path], name=path.name, sinks=sinks, listen=listen)
-    return RecordingSource(path, sinks=sinks, listen=listen)
+        return RingSource(lambda: [path], name=path.name, sinks=sinks, listen=listen, keep=keep)
+    return RecordingSource(path, sinks=sinks, listen=listen, keep=keep)
 
 
 def catch_up(source: RingSource | RecordingSource, *, patience_s: float | None = None) -> None:

@@ -195,7 +195,7 @@ class InferScopeApp(App[None]):
     def attend(self, screen: SceneScreen) -> None:
         """Request what the screen on top needs, and draw it."""
         if self.screen is screen:
-            self._feed.set_focus(screen.focus_id)
+            self._feed.set_needs(focus=screen.focus_id, has_steps=screen.NEEDS_STEPS)
             self.show(self.scene)
 
     def open_request(self, row: RequestRow) -> None:

@@ -23,7 +23,8 @@ class SnapshotSource(Protocol):
     """Source of snapshots for the screen.
 
     A source may also have a `title`, shown until the first snapshot; a `status`, its activity until
-    then; and a `focus`, the request whose token times it returns.
+    then; a `focus`, the request whose token times it returns; and `has_steps`, whether it returns
+    recent steps.
     """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
@@ -54,6 +55,7 @@ class Feed:
         self._on_failure = on_failure
         self._on_status = on_status
         self._focus: str | None = None
+        self._has_steps = False
         self._wake = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
@@ -68,10 +70,14 @@ class Feed:
         self._refresh_hz = refresh_hz
         self._wake.set()
 
-    def set_focus(self, request_id: str | None) -> None:
-        """Change the focused request; the next snapshot is taken at once."""
-        if request_id != self._focus:
-            self._focus = request_id
+    def set_needs(self, *, focus: str | None, has_steps: bool) -> None:
+        """Change the focused request, and whether steps are needed; fetch at once if these change.
+
+        A need that ends does not wake the thread.
+        """
+        is_new = (focus != self._focus and focus is not None) or (has_steps > self._has_steps)
+        self._focus, self._has_steps = focus, has_steps
+        if is_new:
             self._wake.set()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
@@ -95,6 +101,8 @@ class Feed:
         try:
             if hasattr(self._source, "focus"):
                 self._source.focus = self._focus
+            if hasattr(self._source, "has_steps"):
+                self._source.has_steps = self._has_steps
             snapshot = self._source.snapshot(self._window_ns)
         except InferScopeError as error:
             self._on_failure(str(error))

@@ -15,6 +15,7 @@ from inferscope.attribution.split_rules import RULES, price_steps, rule_shares_n
 from inferscope.fold.final_records import FinalRequest, FinalStep
 from inferscope.fold.fold import READER, Collector
 from inferscope.fold.joins import ARRIVALS_NS
+from inferscope.fold.retention import ALL, Retention
 from inferscope.probe.probe import digest64
 from inferscope.readers.merge import Item, Merger
 from inferscope.records import (
@@ -115,14 +116,17 @@ class Script:
             out += merger.take(START_NS + round(until_ms * MS))
         return out
 
-    def play(self, *, until_ms: float | None = None) -> tuple[Collector, Finals]:
+    def play(
+        self, *, until_ms: float | None = None, keep: Retention = ALL
+    ) -> tuple[Collector, Finals]:
         """Fold all records, and advance to a time.
 
         Args:
             until_ms: end time in milliseconds; None to end with the last record.
+            keep: what the fold retains.
         """
         finals = Finals()
-        collector = Collector(finals)
+        collector = Collector(finals, keep=keep)
         for item in self.items(until_ms=until_ms):
             collector.fold(item.ring, item.record)
         if until_ms is not None:  # a Tick without steps before it books an idle engine's steps

@@ -26,7 +26,7 @@ from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_
 from inferscope.cli.terminal import can_draw
 from inferscope.cli.time_args import accept_negative_times, at_time, since_time
 from inferscope.errors import NotFound
-from inferscope.fold import json_of
+from inferscope.fold import FOR_SCREEN, json_of
 from inferscope.insight import JudgedSource
 from inferscope.insight.findings import RunSummarizer
 from inferscope.readers import HistorySource, RecordingSource, RingSource, catch_up, open_source
@@ -119,13 +119,17 @@ def source_of(
     """
     path = path_of(target)
     if path is not None:
-        return open_source(path, sinks=(watch,), listen=watch.on_record)
+        return open_source(path, sinks=(watch,), listen=watch.on_record, keep=FOR_SCREEN)
     engine = engine_of(target, choose=choose)
     command = sampler_hint(engine)
     if command is not None:
         sys.stderr.write(f"no sampler reads this GPU's counters; start one with: {command}\n")
     return RingSource(
-        rings_of(engine), name=engine.engine_id, sinks=(watch,), listen=watch.on_record
+        rings_of(engine),
+        name=engine.engine_id,
+        sinks=(watch,),
+        listen=watch.on_record,
+        keep=FOR_SCREEN,
     )
 
 

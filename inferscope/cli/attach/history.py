@@ -10,6 +10,7 @@ from inferscope.cli.engine_list import write_list
 from inferscope.cli.targets import Choose, engine_of, extent_of, path_of, rings_of
 from inferscope.cli.time_args import Moment
 from inferscope.errors import BadInput, NotFound
+from inferscope.fold import FOR_SCREEN
 from inferscope.readers import HistorySource, Open, RingSource, open_source
 from inferscope.ring import EngineRings, Extent, extent_of_recording, extent_of_rings, find_engines
 from inferscope.text import WINDOWS_NS
@@ -103,7 +104,7 @@ def _file(path: Path) -> _Candidate:
         raise NotFound(f"{path} holds no records.")
     return _Candidate(
         str(path),
-        lambda sinks, listen: open_source(path, sinks=sinks, listen=listen),
+        lambda sinks, listen: open_source(path, sinks=sinks, listen=listen, keep=FOR_SCREEN),
         extent,
         extent,
     )
@@ -122,7 +123,11 @@ def _rings(engine: EngineRings) -> _Candidate:
     return _Candidate(
         engine.engine_id,
         lambda sinks, listen: RingSource(
-            rings_of(engine), name=engine.engine_id, sinks=sinks, listen=listen
+            rings_of(engine),
+            name=engine.engine_id,
+            sinks=sinks,
+            listen=listen,
+            keep=FOR_SCREEN,
         ),
         extent,
         # Durations count from now, even if the engine ended long ago.

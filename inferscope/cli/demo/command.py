@@ -32,7 +32,7 @@ from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw, own_command
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.exporting import Listening, load_exporter
-from inferscope.fold import json_of
+from inferscope.fold import FOR_SCREEN, json_of
 from inferscope.insight import JudgedSource
 from inferscope.insight.findings import RunSummarizer, findings
 from inferscope.private import private_file
@@ -178,7 +178,11 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
 
     def judged(ready: Ready) -> JudgedSource:
         source = RingSource(
-            _rings_of(engine_id), name=_title(ready), sinks=(watch,), listen=watch.on_record
+            _rings_of(engine_id),
+            name=_title(ready),
+            sinks=(watch,),
+            listen=watch.on_record,
+            keep=FOR_SCREEN,
         )
         return JudgedSource(source, watch)
 

@@ -129,6 +129,7 @@ class DemoSource:
     Attributes:
         title: title of the header until there is a snapshot.
         focus: ID of the request for which snapshots hold each token.
+        has_steps: whether snapshots hold recent steps.
         failure: error that prevented the start; None if there is none.
         when_failed: callback for a failure, called once from the thread that takes snapshots.
     """
@@ -142,6 +143,7 @@ class DemoSource:
         """
         self.title = "demo"
         self.focus: str | None = None
+        self.has_steps = False
         self.failure: EngineFailed | None = None
         self.when_failed: Callable[[], object] = lambda: None
         self._start, self._watch = start, watch
@@ -171,6 +173,8 @@ class DemoSource:
             self._source = self._watch(self._host.ready)
         if hasattr(self._source, "focus"):
             self._source.focus = self.focus
+        if hasattr(self._source, "has_steps"):
+            self._source.has_steps = self.has_steps
         return self._source.snapshot(window_ns)
 
     def close(self) -> None:
