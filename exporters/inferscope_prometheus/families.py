@@ -81,6 +81,7 @@ def families(
     ]
     yield from _counters(replicas)
     yield from _ranks(samples)
+    yield from _experts(samples)
     yield from tenants(
         [
             (sample.whole, sample.device_ns, sample.tenant_tokens, sample.dollars)
@@ -171,6 +172,13 @@ def _ranks(samples: list[EngineSample]) -> Iterator[Metric]:
             for each in sample.view.ranks
         ),
     )
+
+
+def _experts(samples: list[EngineSample]) -> Iterator[Metric]:
+    known = [(sample.whole, each) for sample in samples if (each := sample.view.experts)]
+    rows = [((*at, "mean"), each.mean_tokens) for at, each in known]
+    rows += [((*at, "busiest"), each.busiest_tokens) for at, each in known]
+    yield from family_if_rows("expert_load_tokens_total", rows)
 
 
 def _devices(samples: list[EngineSample]) -> Iterator[Metric]:

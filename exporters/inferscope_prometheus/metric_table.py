@@ -130,6 +130,10 @@ _DEVICES = (
     MetricRow("rank_overdue_seconds", "gauge", "rank",
               "Time for which its peers have waited for a rank; 0 if they do not wait.",
               "[Silent or hung rank](alerts.md)."),
+    MetricRow("expert_load_tokens_total", "counter", "load",
+              "Tokens routed to one expert of each layer: to the mean one, or to the busiest.",
+              "`busiest` over `mean` is the [imbalance](findings.md#the-rules); absent for dense "
+              "models."),
     MetricRow("gpu_phase_seconds_total", "counter", "gpu phase",
               "Device wall time by use; sums to the wall time.", "", "apportioned"),
     MetricRow("flops_total", "counter", "gpu phase",

@@ -8,6 +8,7 @@ from inferscope.cost.hbm import WeightBytes
 from inferscope.cost.model import ENOUGH_STEPS, StepModel, look_up
 from inferscope.cost.peaks import Peaks, peaks_of
 from inferscope.cost.pure_steps import TOLERANCE, Bounds, PureStep
+from inferscope.cost.routing import even_busiest
 from inferscope.cost.shape import TIME_ONLY, pairs, visible
 from inferscope.cost.step_table import Grid, RowsOfMembers, StepTable, cut_into_steps, product
 from inferscope.cost.table import coefficients
@@ -34,6 +35,7 @@ __all__ = [
     "WeightBytes",
     "coefficients",
     "cut_into_steps",
+    "even_busiest",
     "features",
     "is_sure_of",
     "look_up",

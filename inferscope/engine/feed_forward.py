@@ -12,7 +12,9 @@ So a step reads the weights of the experts that its tokens chose, not of all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from torch.nn import functional
 
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.quantization import Matrix, linear
+
+Routed: TypeAlias = Callable[[list[int]], object]
+"""Function that receives the number of tokens of each expert of a layer, [experts]."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,15 @@ class MixtureWeights:
 
 
 def feed_forward(
-    inputs: Tensor, weights: GatedWeights | MixtureWeights, config: ModelConfig
+    inputs: Tensor,
+    weights: GatedWeights | MixtureWeights,
+    config: ModelConfig,
+    routed: Routed | None = None,
 ) -> Tensor:
     """Return the block's outputs for inputs [tokens, hidden]."""
     if isinstance(weights, GatedWeights):
         return _gated(inputs, weights)
-    return _mixed(inputs, weights, config)
+    return _mixed(inputs, weights, config, routed)
 
 
 def _gated(inputs: Tensor, weights: GatedWeights) -> Tensor:
@@ -62,7 +70,9 @@ def _gated(inputs: Tensor, weights: GatedWeights) -> Tensor:
     return linear(functional.silu(gate) * up, weights.down)
 
 
-def _mixed(inputs: Tensor, mixture: MixtureWeights, config: ModelConfig) -> Tensor:
+def _mixed(
+    inputs: Tensor, mixture: MixtureWeights, config: ModelConfig, routed: Routed | None
+) -> Tensor:
     """Return the weighted sum over each token's experts.
 
     Reading the number of tokens of each expert waits for the device, once in each layer.
@@ -75,6 +85,8 @@ def _mixed(inputs: Tensor, mixture: MixtureWeights, config: ModelConfig) -> Tens
     # [tokens * per_token]: entry i belongs to token i // per_token.
     by_expert = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=config.num_experts).tolist()
+    if routed is not None:
+        routed(counts)
     groups = torch.split(inputs[by_expert // per_token], counts)
     computed = [
         _gated(group, expert)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferscope.engine.config import ModelConfig
-from inferscope.engine.feed_forward import feed_forward
+from inferscope.engine.feed_forward import Routed, feed_forward
 from inferscope.engine.quantization import linear
 from inferscope.engine.rope import rotation_tables
 from inferscope.engine.weights import ModelWeights
@@ -95,7 +95,13 @@ def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) 
 
 
 def forward(
-    model: Model, ids: Tensor, *, positions: Tensor, attend: Attend, rows: Tensor
+    model: Model,
+    ids: Tensor,
+    *,
+    positions: Tensor,
+    attend: Attend,
+    rows: Tensor,
+    routed: Routed | None = None,
 ) -> Tensor:
     """Compute one step and return logits `[rows, vocab]`.
 
@@ -105,6 +111,7 @@ def forward(
         positions: [tokens] int64, position of each token in its request.
         attend: Function that stores keys and values and attends within each request.
         rows: [rows] int64, indices of the tokens whose next token is sampled.
+        routed: Function that receives the routing of each layer of a mixture, in their order.
     """
     config, weights = model.config, model.weights
     num_rotated = config.num_heads + config.num_kv_heads
@@ -127,7 +134,7 @@ def forward(
         )
         stream = stream + linear(attended.flatten(1), layer.out)
         normed = _norm(stream, layer.ffn_norm, config)
-        stream = stream + feed_forward(normed, layer.feed_forward, config)
+        stream = stream + feed_forward(normed, layer.feed_forward, config, routed)
     return functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
@@ -50,6 +50,7 @@ class Batch:
         is_cold: Whether no step of this size bucket and kind has run in this engine.
         logprobs: Log probabilities that its requests ask for; None without any.
         graph_size: Number of tokens that the step is padded to, as a graph; 0 for an eager step.
+        routing: Number of tokens of each expert, by layer of a mixture, once the step is executed.
     """
 
     ids: Tensor
@@ -60,6 +61,7 @@ class Batch:
     is_cold: bool
     logprobs: StepLogprobs | None
     graph_size: int
+    routing: list[list[int]] = field(default_factory=list)
 
     def added(self, chosen: list[int]) -> list[list[int]]:
         """Return the tokens that each sampled slice adds, from those chosen for the rows.
@@ -212,6 +214,9 @@ class Runner:
             tokens = self.execute(batch)
             # Before the host waits: on a device the end event follows the last kernel.
             probe.stop(step, padded_tokens=batch.graph_size)
+            if batch.routing and probe.on:
+                per_token = self._model.config.experts_per_token
+                probe.routed(step, batch.routing, per_token=per_token)
             fetch = self._start_fetch(tokens)
         return lambda: (batch.sampled, batch.added(fetch()))
 
@@ -313,6 +318,7 @@ class Runner:
                 positions=batch.positions,
                 attend=self._attention.run,
                 rows=batch.rows,
+                routed=batch.routing.append,
             )
         if not batch.sampled:
             return torch.empty(0, dtype=torch.int64)

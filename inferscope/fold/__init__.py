@@ -2,6 +2,7 @@
 
 from inferscope.fold.durations import add_durations
 from inferscope.fold.engine import EngineFold
+from inferscope.fold.expert_load import ExpertLoads
 from inferscope.fold.final_records import (
     DeviceHealth,
     DeviceTime,
@@ -22,6 +23,7 @@ from inferscope.fold.snapshots import (
     CollectorInfo,
     CountersView,
     EngineView,
+    ExpertsView,
     Health,
     PhaseUse,
     Quantiles,
@@ -49,6 +51,8 @@ __all__ = [
     "DeviceTime",
     "EngineFold",
     "EngineView",
+    "ExpertLoads",
+    "ExpertsView",
     "FinalRequest",
     "FinalStep",
     "Health",

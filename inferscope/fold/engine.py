@@ -20,6 +20,7 @@ from inferscope.clock_skew import SkewedClock
 from inferscope.cost import CostBook, rates_of
 from inferscope.fold.devices import RankTime, by_name, successions
 from inferscope.fold.dropped_rings import DroppedRings
+from inferscope.fold.expert_load import ExpertLoads
 from inferscope.fold.final_records import DeviceTime, KvTransfer, Sink
 from inferscope.fold.joins import Joins
 from inferscope.fold.reading import MOST_INDEX
@@ -58,6 +59,7 @@ from inferscope.records import (
     CostTable,
     Emitted,
     EngineInfo,
+    ExpertLoad,
     Keyframe,
     Live,
     ProbeHealth,
@@ -86,6 +88,7 @@ class EngineFold:
         info: newest EngineInfo of the highest authority, None before the first.
         book: current cost models.
         joins: steps that are not split yet.
+        experts: load of the experts of a mixture.
         paused_ns: start of the current pause, None if it is not paused.
     """
 
@@ -122,6 +125,7 @@ class EngineFold:
         self.last_plan: StepPlan | None = None
         self.first_ns: int | None = None
         self.now_ns = 0
+        self.experts = ExpertLoads()
         self.paused_ns: int | None = None
         self._last_pause = (0, 0)
         self._num_unread = 0
@@ -153,6 +157,7 @@ class EngineFold:
             Emitted: self._on_emitted,
             RequestEvent: self._on_event,
             Transfer: self._on_transfer,
+            ExpertLoad: self._on_expert_load,
         }
 
     # --- the fold -----------------------------------------------------------------------------
@@ -711,6 +716,9 @@ class EngineFold:
         amounts["plans"] += 1
         if plan.waiting and plan.binding in WAITING_BY:
             amounts[WAITING_BY[plan.binding]] += plan.waiting
+
+    def _on_expert_load(self, ring: RingState, load: ExpertLoad) -> None:
+        self._num_unread += self.experts.add(load) is None
 
 
 def _number(ring: RingState) -> int:

@@ -322,6 +322,26 @@ class RankView:
 
 
 @dataclass(frozen=True)
+class ExpertsView:
+    """Load of the experts of a mixture, summed over steps and layers since the fold began."""
+
+    num_experts: int
+    """Experts in each layer."""
+    mean_tokens: float
+    """Tokens routed over the number of experts: the load of each if all had the same."""
+    busiest_tokens: int
+    """Tokens routed to the busiest expert of each layer and step."""
+    even_tokens: float
+    """Modelled load of the busiest expert if each token chose its experts at random."""
+    layer: int
+    """Layer of the expert that was the busiest with most tokens."""
+    expert: int
+    """Index of that expert in its layer."""
+    expert_share: float
+    """Share of the load of its layer's busiest experts that it had."""
+
+
+@dataclass(frozen=True)
 class CostModel:
     """Cost model in force for one execution mode."""
 
@@ -601,6 +621,8 @@ class EngineView:
     second."""
     weight_bytes: int | None = None
     """Bytes of the model's weights on all ranks; None if its work is not counted."""
+    experts: ExpertsView | None = None
+    """Load of the experts; None for a dense model, or where no engine reports it."""
 
     @property
     def has_ended(self) -> bool:

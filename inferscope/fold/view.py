@@ -16,6 +16,7 @@ from inferscope.fold import windows
 from inferscope.fold.admissible import num_admissible
 from inferscope.fold.devices import with_foreign
 from inferscope.fold.engine import EngineFold
+from inferscope.fold.expert_load import ExpertLoads
 from inferscope.fold.final_records import (
     CORE_NOT_OBSERVED,
     SEVERAL_CORES,
@@ -39,6 +40,7 @@ from inferscope.fold.snapshots import (
     CostModel,
     Deployment,
     EngineView,
+    ExpertsView,
     Health,
     KindSums,
     Quantiles,
@@ -229,6 +231,16 @@ def _engine(
         steps=engine.recent.views() if has_steps and engine.recent is not None else (),
         kinds=_kinds(buckets) if has_steps and engine.recent is not None else {},
         weight_bytes=_weight_bytes(engine.lives.rates),
+        experts=_experts(engine.experts),
+    )
+
+
+def _experts(loads: ExpertLoads) -> ExpertsView | None:
+    hottest = loads.hottest
+    if hottest is None:
+        return None
+    return ExpertsView(
+        loads.num_experts, loads.mean_tokens, loads.busiest_tokens, loads.even_tokens, *hottest
     )
 
 

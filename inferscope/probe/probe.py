@@ -66,6 +66,7 @@ from inferscope.probe.columns import (
 from inferscope.probe.columns import name as ring_name
 from inferscope.probe.engine_info import fit_info
 from inferscope.probe.events import RequestEvents
+from inferscope.probe.expert_load import expert_load
 from inferscope.probe.host_log import warn
 from inferscope.probe.housekeeping import Keeper
 from inferscope.probe.lifecycle import Life
@@ -978,6 +979,36 @@ class Probe:
                 life.refuse("emitted", error)
                 return
             record = Emitted(t_ns, indices, counts, step, at_ns, blocked)
+            life.perform(t_ns, log.write, log.write, record)
+        except Exception as error:
+            life.caught(error)
+
+    def routed(
+        self,
+        step: int,
+        counts: Sequence[Sequence[int]],
+        *,
+        per_token: int,
+        first_layer: int = 0,
+    ) -> None:
+        """Record how a step's tokens were routed to the experts of a mixture.
+
+        Args:
+            step: the step's number.
+            counts: number of tokens routed to each expert, by layer.
+            per_token: number of experts of each token in each layer.
+            first_layer: index of the first of these layers, on a later pipeline stage.
+        """
+        life = self._life
+        if not life.on:
+            return
+        try:
+            t_ns, log = self._now(), self._log
+            try:
+                record = expert_load(t_ns, step, counts, per_token, first_layer, log.odd)
+            except Exception as error:
+                life.refuse("routed", error)
+                return
             life.perform(t_ns, log.write, log.write, record)
         except Exception as error:
             life.caught(error)

@@ -149,6 +149,9 @@ COLUMNS: dict[str, str] = {
     "series": "<f4",
     "blocked_ns": "<i8",
     "digests": "<u8",
+    "experts": "<u4",
+    "busiest": "<u4",
+    "busiest_experts": "<u2",
 }
 """Numpy dtype of every column, by field name. An empty column with rows means all zeros."""
 
@@ -582,6 +585,29 @@ class CacheSample(Record, frozen=True, gc=False, array_like=True):
     """Digests in the order of the prompt; each covers its block and everything before it."""
 
 
+class ExpertLoad(Record, frozen=True, gc=False, array_like=True):
+    """Numbers of tokens that a step routed to the experts of a mixture.
+
+    Sums over steps are exact. The size is that of one column of experts and two of layers, not of
+    their product.
+    """
+
+    CODE: ClassVar[int] = 17
+
+    step: int
+    tokens: int
+    """Number of tokens computed; each layer routes each of them to `per_token` experts."""
+    per_token: int
+    experts: bytes
+    """Number of tokens routed to each expert, summed over the layers."""
+    busiest: bytes
+    """Number of tokens routed to the busiest expert of each layer."""
+    busiest_experts: bytes
+    """Index of the busiest expert of each layer."""
+    first_layer: int = 0
+    """Index of the first of these layers, on a later pipeline stage."""
+
+
 CALIBRATION = "calibration"
 """Source of a CostTable measured on this device."""
 
@@ -665,6 +691,7 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     CacheLookup,
     PromptLikeness,
     CacheSample,
+    ExpertLoad,
     Tick,
     CostTable,
     RingOpened,

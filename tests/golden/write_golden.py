@@ -16,6 +16,7 @@ from inferscope.records import (
     CounterSample,
     Emitted,
     EngineInfo,
+    ExpertLoad,
     Keyframe,
     Live,
     Missed,
@@ -45,7 +46,7 @@ SHAPE = Shape(2, 64, 4, 2, 16, 128, 1024, 16, 16, 16, True, 8, 2, 1, 4096, (32, 
 
 ADDED: dict[int, tuple[type[Record], ...]] = {
     2: (StepSame,),
-    3: (CacheLookup, PromptLikeness, CacheSample),
+    3: (CacheLookup, PromptLikeness, CacheSample, ExpertLoad),
 }
 """Record types by the first format version whose golden files hold them.
 
@@ -90,6 +91,7 @@ def every_record() -> list[Record]:
         CacheLookup(77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, True, "off", (86, 87)),
         PromptLikeness(91, 92, 93, 94, 95, -96, ((97, 98), (99, 100)), 5),
         CacheSample(101, 102, 16, 103, 0.5, bytes(range(16))),
+        ExpertLoad(104, 105, 106, 2, ids, ids, words, 3),
     ]  # fmt: skip
 
 

@@ -109,6 +109,8 @@ GOOD = {
     "waiting": 0,
     "running": 1,
     "since_ns": 5,
+    "counts": [[2, 0], [1, 1]],
+    "per_token": 1,
     "write_overdue": lambda now_ns: None,
     **dict.fromkeys(("requests", "phases", "tokens", "contexts"), COLUMN),
 }

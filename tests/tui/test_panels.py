@@ -10,6 +10,7 @@ from inferscope.fold.snapshots import (
     NO_QUANTILES,
     CostModel,
     EngineView,
+    ExpertsView,
     Health,
     RunFinding,
     Series,
@@ -61,6 +62,19 @@ def test_panels_fill_exactly_their_size(view: EngineView, width: int, height: in
         assert all(text_of(line).isprintable() for line in lines)
     for line in panels.brief(view, max(width, 60), 7):
         assert width_of(line) == max(width, 60)
+
+
+def test_engine_panel_shows_the_load_of_a_mixture() -> None:
+    experts = ExpertsView(8, 100.0, 310, 120.0, layer=1, expert=6, expert_share=0.81)
+    view = replace(engine_view(), experts=experts)
+    lines = [text_of(line) for line in panels.engine_and_kv(view, 74, 12)]
+    assert any(
+        "experts  busiest 3.1x mean, at random 1.2x; layer 1: expert 6 81.0%" in line
+        for line in lines
+    )
+    assert not any(
+        "expert" in text_of(line) for line in panels.engine_and_kv(engine_view(), 74, 12)
+    )
 
 
 def test_phases_sum_to_a_hundred_per_cent() -> None:

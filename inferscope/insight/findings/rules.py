@@ -8,6 +8,7 @@ import msgspec
 
 from inferscope.insight.findings.bad_latency import bad_latency
 from inferscope.insight.findings.disaggregation import Disaggregation, disaggregation
+from inferscope.insight.findings.experts import expert_imbalance
 from inferscope.insight.findings.finding import Finding
 from inferscope.insight.findings.latency import (
     large_batch_for_nothing,
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     unused_prefixes,
     costly_speculation,
     slow_rank,
+    expert_imbalance,
     slow_steps,
 )
 

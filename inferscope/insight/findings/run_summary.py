@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferscope.fold import FinalRequest, FinalStep
+from inferscope.fold import ExpertLoads, FinalRequest, FinalStep
 from inferscope.insight.findings.plans import PlanStats, PrefixStats
 from inferscope.insight.findings.requests import RequestStats
 from inferscope.insight.findings.slowness import HOST, Slowness
@@ -11,6 +11,7 @@ from inferscope.records import (
     SAMPLER_ROLE,
     CounterSample,
     EngineInfo,
+    ExpertLoad,
     Record,
     RequestEvent,
     RingOpened,
@@ -28,6 +29,7 @@ class RunSummary:
     Attributes:
         info: engine information; None before its record.
         is_synthetic: whether its records are marked as synthetic.
+        experts: load of the experts of a mixture.
         slowness: steps slower than their model, with evidence.
         devices: plain UUIDs of its ranks' devices.
     """
@@ -40,6 +42,7 @@ class RunSummary:
         self.steps = StepStats()
         self.plans = PlanStats()
         self.prefixes = PrefixStats()
+        self.experts = ExpertLoads()
         self.slowness = Slowness()
         self.devices: set[str] = set()
 
@@ -89,6 +92,8 @@ class RunSummarizer:
             run.plans.add(record)
         elif isinstance(record, StepSlices):
             run.steps.speculation.add_slices(record)
+        elif isinstance(record, ExpertLoad):
+            run.experts.add(record)
         elif isinstance(record, RequestEvent):
             run.prefixes.add(record)
         elif isinstance(record, EngineInfo):

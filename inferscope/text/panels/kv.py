@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferscope.cost import TIME_ONLY
-from inferscope.fold import EngineView
+from inferscope.fold import EngineView, ExpertsView
 from inferscope.text.labels import BINDINGS, more_or_less
 from inferscope.text.lines import Line, Role, frame
 from inferscope.text.panels.peaks import peak_note
@@ -39,8 +39,20 @@ def engine_and_kv(view: EngineView, width: int, height: int) -> list[Line]:
               if view.binding else UNKNOWN, view.binding not in ("", "none")),
         _labelled("model", _residual(view), False),
     ]  # fmt: skip
+    if view.experts is not None:
+        lines.append(_labelled("experts", expert_load(view.experts), False))
     note, foot = f"{view.num_finished} finished", peak_note(view)
     return frame("Engine / KV", lines, width, height, note=note, foot=foot)
+
+
+def expert_load(experts: ExpertsView) -> str:
+    """Return the load of a mixture's busiest experts, beside what an even router would give."""
+    mean = experts.mean_tokens
+    return (
+        f"busiest {experts.busiest_tokens / mean:.1f}x mean, at random "
+        f"{experts.even_tokens / mean:.1f}x; layer {experts.layer}: expert {experts.expert} "
+        f"{share(experts.expert_share)}"
+    )
 
 
 def _counts(view: EngineView) -> Line:

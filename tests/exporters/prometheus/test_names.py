@@ -28,6 +28,7 @@ from inferscope.fold.snapshots import (
     CountersView,
     DeviceCounters,
     EngineView,
+    ExpertsView,
     RankView,
     SloState,
 )
@@ -67,6 +68,7 @@ def with_everything(view: EngineView) -> EngineView:
         ranks=(RankView(0, 0, 0), RankView(0, 1, 0)),
         num_admissions=0,
         num_admissible=0,
+        experts=ExpertsView(8, 10.0, 20, 12.5, 0, 3, 0.5),
     )
 
 
