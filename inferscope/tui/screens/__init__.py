@@ -15,5 +15,4 @@ __all__ = [
     "HelpScreen",
     "OverviewScreen",
     "SceneScreen",
-    "TimelineScreen",
 ]
