@@ -65,7 +65,7 @@ def load() -> Iterator[Callable[..., Engine]]:
     assert descriptors(os.getpid()) == []
 
 
-@pytest.mark.parametrize("speculative", [None, "ngram"])
+@pytest.mark.parametrize("speculative", [None, pytest.param("ngram", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("way", WAYS)
 def test_two_engines_equal_transformers(
     checkpoint: Checkpoint, way: str, speculative: str | None, load: Callable[..., Engine]
