@@ -4,6 +4,9 @@ Analyze a recording, ring, directory or engine (default: the only running engine
 engine, the analysis covers the records that its rings hold. Each finding shows measured and
 modelled figures, a first-order estimate of the run without the problem, and a fix to try. With
 --slo it also lists the missed objectives and the main causes.
+
+Of a server that is not observed, the totals of its /metrics page since its start are analyzed, and
+the rules that totals cannot decide are listed.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 from inferscope.cli.folding import add_refit, add_source, fold_all
-from inferscope.errors import NotFound
+from inferscope.cli.targets import is_remote
+from inferscope.errors import BadInput, NotFound
 from inferscope.fold import Judging
-from inferscope.insight.findings import RunSummarizer, SloFindings, findings
+from inferscope.insight.findings import EngineFindings, RunSummarizer, SloFindings, findings
 from inferscope.records import Record
 from inferscope.slo import read_objectives
 from inferscope.text import findings_json, findings_text
@@ -25,11 +30,13 @@ from inferscope.text import findings_json, findings_text
 _WIDTH = 100
 """Maximum line width in columns: longer lines are hard to read."""
 _PATIENCE_S = 600.0
+_APART_S = 1.0
+"""Time between the two readings of a page, which a queue has to outlast."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_source(parser)
+    add_source(parser, url="a server's address for its /metrics")
     parser.add_argument(
         "--slo",
         type=Path,
@@ -45,11 +52,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
   inferscope findings                       the only running engine, up to now
   inferscope findings demo.isr --slo slo.yaml
   inferscope findings 41233 --json | jq '.engines[].findings[].id'
+  inferscope findings http://gpu7:8000      a server that is not observed, from its /metrics
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Analyze the run and print its findings."""
+    found = _of_page(options) if is_remote(options.source) else _of_records(options)
+    if options.json:
+        sys.stdout.write(findings_json(found))
+        return 0
+    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 40)).columns)
+    sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))
+    return 0
+
+
+def _of_records(options: argparse.Namespace) -> tuple[EngineFindings, ...]:
     watch, promised = RunSummarizer(), None
     fold = partial(fold_all, options.source, patience_s=_PATIENCE_S, refit=options.refit)
     if options.slo is None:
@@ -68,9 +86,34 @@ def run(options: argparse.Namespace) -> int:
         raise NotFound(
             f"{source.title} holds no records of an engine. Record while the engine serves."
         )
-    if options.json:
-        sys.stdout.write(findings_json(found))
-        return 0
-    width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 40)).columns)
-    sys.stdout.write(findings_text(found, width=width, ascii=options.ascii))
-    return 0
+    return found
+
+
+def _of_page(options: argparse.Namespace) -> tuple[EngineFindings, ...]:
+    """Return the findings of a server's page since its start.
+
+    Raises:
+        BadInput: the target is not a server's address, or an option needs single requests.
+        NotFound: the address has no page of a known server.
+    """
+    if options.slo is not None or options.refit:
+        option = "--refit" if options.slo is None else "--slo"
+        raise BadInput(f"a metrics page has no single requests. Leave out {option}.")
+    return (findings_of_page(options.source),)
+
+
+def findings_of_page(target: str) -> EngineFindings:
+    """Return the findings of a server's /metrics, from two readings.
+
+    Raises:
+        BadInput: the target is not a server's address.
+        NotFound: the address has no page of a known server.
+    """
+    from inferscope.insight.page import page_findings
+    from inferscope.metrics_page import PageSource, page_url
+
+    source = PageSource(page_url(target))
+    source.poll()
+    time.sleep(_APART_S)
+    source.poll()
+    return page_findings(source.totals(None))

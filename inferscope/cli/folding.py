@@ -60,13 +60,19 @@ def fold_all(
     return source
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the source, without which the only running engine is folded."""
+def add_source(parser: argparse.ArgumentParser, *, url: str = "") -> None:
+    """Add the source, without which the only running engine is folded.
+
+    Args:
+        parser: parser of the command.
+        url: what a server's address gives; empty for a command that takes none.
+    """
     parser.add_argument(
         "source",
         nargs="?",
-        metavar="FILE|DIR|PID|ID",
-        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)",
+        metavar="FILE|DIR|PID|ID|URL" if url else "FILE|DIR|PID|ID",
+        help="recording, ring or folder, or an engine's pid or ID (default: the only running one)"
+        + (f"; {url}" if url else ""),
     )
 
 

@@ -58,9 +58,12 @@ class MetricsPage(msgspec.Struct, frozen=True):
 def page_url(target: str) -> str:
     """Return the address of a server's page: `/metrics`, unless the target has a path.
 
+    Without a scheme, as in `gpu7:8000`, it is http.
+
     Raises:
         BadInput: it is not a server's address.
     """
+    target = target if "://" in target else f"http://{target}"
     try:
         parts = urlsplit(target)
         has_server = bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -45,6 +45,23 @@ class PageReading(msgspec.Struct, frozen=True):
     gauges: dict[str, float]
     counters: dict[str, float]
     histograms: dict[str, PageHistogram]
+    since_ns: int = 0
+    """Monotonic time of the first reading since the server's start."""
+
+
+class PageTotals(msgspec.Struct, frozen=True):
+    """What a page counted over a time, and the gauges that were read in it."""
+
+    url: str
+    """URL to display, without credentials."""
+    server: str
+    models: tuple[str, ...]
+    window_ns: int | None
+    """Time that the totals cover; None: since the server's start."""
+    gauges: tuple[dict[str, float], ...]
+    """Gauges of each reading, the newest last."""
+    counters: dict[str, float]
+    histograms: dict[str, PageHistogram]
 
 
 class BucketQuantiles(msgspec.Struct, frozen=True):
@@ -123,6 +140,21 @@ def between(before: PageHistogram | None, after: PageHistogram) -> PageHistogram
         return after
     counts = tuple(b - a for a, b in zip(before.counts, after.counts, strict=True))
     return PageHistogram(after.bounds_s, counts, after.sum_s - before.sum_s)
+
+
+def beyond(histogram: PageHistogram, limit_s: float) -> tuple[float, float]:
+    """Return how many observations are surely above a limit, and their seconds above it at least.
+
+    An observation is only known to be above the lower bound of its bucket.
+    """
+    num = over_s = 0.0
+    bounds = zip(histogram.bounds_s, histogram.bounds_s[1:], strict=False)
+    for idx, (lower_s, _) in enumerate(bounds):
+        if lower_s >= limit_s:
+            inside = histogram.counts[idx + 1] - histogram.counts[idx]
+            num += inside
+            over_s += inside * (lower_s - limit_s)
+    return num, over_s
 
 
 def quantiles(histogram: PageHistogram) -> BucketQuantiles | None:

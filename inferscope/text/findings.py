@@ -13,6 +13,7 @@ from inferscope.insight.findings import (
     Distribution,
     EngineFindings,
     Finding,
+    NotJudged,
     Number,
     ObjectiveMiss,
     Severity,
@@ -26,6 +27,7 @@ from inferscope.text.plots import milliseconds, plain, share, to_ascii
 
 _MARGIN = "    "
 _METRIC, _COLUMN = 34, 10
+_NONE = "No findings: this run shows none of the known performance problems{sought}."
 
 
 class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the records are marked as synthetic."""
     objectives: tuple[ObjectiveCount, ...] | None
     """Counts by objective; null without `--slo`."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """Rules that the source cannot decide, with the reason; none for records."""
 
 
 class FindingsDocument(Document, frozen=True, kw_only=True):
@@ -165,11 +169,24 @@ def _engine(engine: EngineFindings, width: int) -> list[str]:
         few = f"Not analyzed: fewer than {FEWEST_REQUESTS} finished requests."
         return [*lines, "", *textwrap.wrap(few, width)]
     if not engine.findings:
-        lines += ["", "No findings: this run shows none of the known performance problems."]
+        sought = " that its totals can show" if engine.not_judged else ""
+        lines += ["", *textwrap.wrap(_NONE.format(sought=sought), width)]
     for number, finding in enumerate(engine.findings, 1):
         lines += ["", *_finding(number, finding, width)]
     if engine.disaggregation is not None:
         lines += ["", *_disaggregation(engine.disaggregation, width)]
+    if engine.not_judged:
+        lines += ["", *_not_judged(engine.not_judged, width)]
+    return lines
+
+
+def _not_judged(rules: tuple[NotJudged, ...], width: int) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for rule in rules:
+        by_reason.setdefault(rule.reason, []).append(rule.id)
+    lines = ["Not judged:"]
+    for reason, names in by_reason.items():
+        lines += _wrapped(f"{', '.join(names)}: {reason}.", width)
     return lines
 
 

@@ -30,11 +30,21 @@ DETAIL_KEYS: tuple[Key, ...] = (
     ("y", "copy JSON"),
     ("e", "export"),
 )
+<<<<<<< HEAD
 TIMELINE_KEYS: tuple[Key, ...] = (
     ("Space", "freeze"),
     ("w", "window"),
     ("e", "export"),
     (":", "palette"),
+=======
+PAGE_KEYS: tuple[Key, ...] = (
+    ("Space", "freeze"),
+    ("[ ]", "step"),
+    ("End", "live"),
+    ("w", "window"),
+    ("e", "export"),
+    ("t", "theme"),
+>>>>>>> cec7d6dc (Find problems from a metrics page's totals, and keep its history)
 )
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 
@@ -97,6 +107,9 @@ PAGE_HELP: tuple[Section, ...] = (
         "A server's /metrics",
         (
             ("w", "window of the rates and latencies: 10 s, 60 s, 5 min"),
+            ("Space", "freeze the display; polling continues, once a second"),
+            ("[ ]  End", "step through the readings of the last hour; live again"),
+            ("e", "this screen as SVG, its view as JSON, all views as JSON Lines, here"),
             ("t", "dark or light"),
             ("? m", "this help"),
             ("q ctrl+q", "quit; the server is unaffected"),
@@ -107,6 +120,7 @@ PAGE_HELP: tuple[Section, ...] = (
 PAGE_METHODS: tuple[str, ...] = (
     "rates        difference of the page's counters over the window",
     "latencies    within the bounds of the server's histograms: <150ms is in the first",
+    "findings     rules that totals can decide; inferscope findings URL lists the others",
     "ledgers      none: start the server with inferscope run to have them",
 )
 

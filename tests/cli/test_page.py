@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from inferscope.cli.attach.unobserved import offer, unobserved_servers
+from inferscope.cli.main import main
+from inferscope.errors import NotFound
+from inferscope.metrics_page import discovery
 from tests.cli.running import inferscope, inferscope_cold
 from tests.daemon.running import collecting, engine_by_hand, eventually
 from tests.metrics_page.page_server import serving
@@ -55,6 +61,57 @@ def test_what_cannot_be_shown_is_one_line(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
+
+
+def test_findings_of_a_page_are_those_of_its_totals(tmp_path: Path) -> None:
+    page = (
+        "vllm:num_requests_running 8\nvllm:num_requests_waiting 4\nvllm:kv_cache_usage_perc 0.2\n"
+        'vllm:request_success_total{model_name="llama"} 100\n'
+    )
+    with serving(page) as server:
+        done = inferscope("findings", server.url, "--json", rings=tmp_path)
+        text = inferscope("findings", server.url.removeprefix("http://"), rings=tmp_path)
+        refused = inferscope("findings", server.url, "--refit", rings=tmp_path)
+        screen = inferscope("attach", server.url, "--once", rings=tmp_path)
+    (engine,) = json.loads(done.stdout)["engines"]
+    assert (engine["model"], engine["num_requests"]) == ("llama", 100)
+    assert [each["id"] for each in engine["findings"]] == ["small_batch_with_queue"]
+    assert {"slow_rank", "bad_ttft"} <= {each["id"] for each in engine["not_judged"]}
+    assert "1. Requests wait while KV memory is free" in text.stdout
+    assert "bad_ttft: the page lacks a histogram of ttft" in text.stdout
+    assert (refused.returncode, "Leave out --refit" in refused.stderr) == (2, True)
+    assert "Requests wait while KV memory is free: 4 requests wait and 8 run" in screen.stdout
+
+
+def test_a_server_on_a_usual_port_is_offered_where_no_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+    with serving('vllm:num_requests_running{model_name="llama"} 8\n') as server:
+        port = int(server.url.rpartition(":")[2])
+        closed = _closed_port()
+        monkeypatch.setattr(discovery.find_pages, "__defaults__", ((closed, port),))
+        assert main(["attach", "--once"]) == 1
+        line = capsys.readouterr().err
+        assert "no engine is running" in line
+        assert f"`inferscope attach {server.url}` (vLLM llama)" in line
+        assert offered(["x\n", "\n"], server.url, monkeypatch) == server.url
+        with pytest.raises(NotFound, match="no page was chosen"):
+            offered(["q\n"], server.url, monkeypatch)
+    assert discovery.find_pages() == (), "the server has ended"
+
+
+def offered(answers: list[str], url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(answers)))
+    servers = unobserved_servers()
+    assert servers == [(url, "vLLM llama")]
+    return offer(servers)
+
+
+def _closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def test_a_page_that_is_html_is_one_line(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import base64
 import math
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,14 +15,16 @@ from hypothesis import strategies as st
 from inferscope_prometheus.coverage import own_count
 
 from inferscope.errors import BadInput, NotFound
+from inferscope.insight.page import page_findings
 from inferscope.metrics_page.dialects import dialect_of
 from inferscope.metrics_page.fetching import MetricsPage, PageSample, fetch, page_url
-from inferscope.metrics_page.reading import read
+from inferscope.metrics_page.reading import PageTotals, read
 from inferscope.metrics_page.view import make_view
 from inferscope.text.page.lines import page_text
 from tests.metrics_page.page_server import serving
 
 PAGE = b"vllm:num_requests_running 3\n"
+ALL = ("ttft", "tbt", "e2e", "queue")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 
 
@@ -170,7 +171,14 @@ def test_any_numbers_make_a_view_that_fits_the_screen(
         ]
         page = MetricsPage("http://x/metrics", 10**9 * look_no, 10**18, tuple(samples))
         readings.append(read(page, dialect_of(page)))
-    view = make_view("http://x/metrics", dialect_of(page), deque(readings), 60 * 10**9)
-    text = page_text(view, width=100)
+    view = make_view("http://x/metrics", dialect_of(page), readings, 60 * 10**9)
+    last = readings[-1]
+    totals = PageTotals(
+        *(view.url, view.server, view.models, None, (readings[0].gauges, last.gauges)),
+        *({"finished": 100.0}, {word: last.histograms["ttft"] for word in ALL if last.histograms}),
+    )
+    found = page_findings(totals).findings
+    assert all(0 <= finding.lost_share <= 1 for finding in found or ())
+    text = page_text(view, findings=found or (), width=100)
     assert max(map(len, text.splitlines())) <= 100
     assert all(line.isprintable() for line in text.splitlines())

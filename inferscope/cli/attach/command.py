@@ -1,7 +1,8 @@
 """Show the live screen of a running engine, with the history that its rings still hold.
 
 Without a target, the command attaches to the only running engine. If several run, it asks on a
-terminal which one to use, and lists them otherwise. A target is one of:
+terminal which one to use, and lists them otherwise. If none runs, it offers the metrics page of a
+server on this host's usual ports (8000, 8080, 30000). A target is one of:
 
   pid          of the engine, of a process that started it, or of one that it started
   name         an engine ID, a model name, or the beginning of either
@@ -20,6 +21,7 @@ import sys
 
 from inferscope.cli.arg_types import above_zero
 from inferscope.cli.attach.history import open_history
+from inferscope.cli.attach.unobserved import hint, offer, unobserved_servers
 from inferscope.cli.counters import sampler_hint
 from inferscope.cli.engine_list import ask_which, list_json
 from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
@@ -69,6 +71,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Attach to the target."""
+    is_live = options.since is None and options.at is None
+    servers = unobserved_servers() if options.target is None and is_live else []
+    if servers and _is_asking(options):
+        options.target = offer(servers)
     if is_remote(options.target):
         from inferscope.cli.attach.page import show_page
 
@@ -83,7 +89,10 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         watch = RunSummarizer()
-        source = JudgedSource(source_of(options.target, watch, choose), watch)
+        try:
+            source = JudgedSource(source_of(options.target, watch, choose), watch)
+        except NotFound as error:
+            raise NotFound(f"{error}{hint(servers)}") from None
     window_ns = window_ns or 60_000_000_000
     try:
         if is_once:
@@ -137,8 +146,13 @@ def _chooser(options: argparse.Namespace) -> Choose | None:
     """Return the function that picks one of several engines; None lists them with an error."""
     if options.json:
         return _list_as_json
-    is_asking = not options.once and sys.stdin.isatty() and sys.stdout.isatty()
-    return ask_which if is_asking and sys.stderr.isatty() else None
+    return ask_which if _is_asking(options) else None
+
+
+def _is_asking(options: argparse.Namespace) -> bool:
+    """Return whether a question can be asked on the terminal and its answer drawn there."""
+    is_asking = not (options.once or options.json) and sys.stdin.isatty()
+    return is_asking and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def _list_as_json(engines: list[EngineRings]) -> EngineRings:

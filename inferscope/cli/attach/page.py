@@ -23,17 +23,16 @@ def show_page(options: argparse.Namespace) -> int:
         BadInput: the target is not a server's address, or an option needs history.
         NotFound: the address has no page of a known server.
     """
-    target = options.target
-    url = page_url(target if "://" in target else f"http://{target}")
+    url = page_url(options.target)
     if options.since is not None or options.at is not None:
         raise BadInput("a metrics page has no history. Leave out --since and --at.")
     source = PageSource(url)
     window_ns = round((options.window or 60.0) * 1e9)
     try:
         if options.once or options.json or not can_draw():
-            _print(_view_with_rates(source, window_ns), options)
+            _print(_view_with_rates(source, window_ns), source, options)
         else:
-            source.view(window_ns)  # raises before the screen opens if the page is unreadable
+            source.poll()  # raises before the screen opens if the page is unreadable
             from inferscope.tui import PageApp
 
             PageApp(source, window_ns=window_ns, ascii=options.ascii).run()
@@ -58,10 +57,12 @@ def _view_with_rates(source: PageSource, window_ns: int) -> PageView:
     )
 
 
-def _print(view: PageView, options: argparse.Namespace) -> None:
+def _print(view: PageView, source: PageSource, options: argparse.Namespace) -> None:
     if options.json:
         sys.stdout.write(json_line(view))
         return
+    from inferscope.insight.page import page_findings
     from inferscope.text.page import page_text
 
-    sys.stdout.write(page_text(view, ascii=options.ascii))
+    found = page_findings(source.totals(None)).findings or ()
+    sys.stdout.write(page_text(view, findings=found, ascii=options.ascii))

@@ -27,6 +27,15 @@ class Number(msgspec.Struct, frozen=True):
     """measured, apportioned or modelled."""
 
 
+class NotJudged(msgspec.Struct, frozen=True):
+    """One rule that the source cannot decide."""
+
+    id: str
+    """Name of the rule."""
+    reason: str
+    """What the source lacks."""
+
+
 class Counterfactual(msgspec.Struct, frozen=True):
     """Value of a metric without the cause, to first order."""
 

@@ -8,8 +8,12 @@ import msgspec
 
 from inferscope.insight.findings.bad_latency import bad_latency
 from inferscope.insight.findings.disaggregation import Disaggregation, disaggregation
+<<<<<<< HEAD
 from inferscope.insight.findings.experts import expert_imbalance
 from inferscope.insight.findings.finding import Finding
+=======
+from inferscope.insight.findings.finding import Finding, NotJudged
+>>>>>>> cec7d6dc (Find problems from a metrics page's totals, and keep its history)
 from inferscope.insight.findings.latency import (
     large_batch_for_nothing,
     late_first_tokens,
@@ -73,6 +77,8 @@ class EngineFindings(msgspec.Struct, frozen=True):
     """Whether the records are marked as synthetic."""
     objectives: tuple[ObjectiveCount, ...] | None = None
     """Counts by objective of its model; None without objectives."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """Rules that the source cannot decide; none for records."""
 
 
 def findings(

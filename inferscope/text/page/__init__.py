@@ -1,5 +1,5 @@
 """A metrics page as lines: apart from the other texts, which need no parser of such pages."""
 
-from inferscope.text.page.lines import page_lines, page_text
+from inferscope.text.page.lines import Trends, page_lines, page_text, unknown_reasons
 
-__all__ = ["page_lines", "page_text"]
+__all__ = ["Trends", "page_lines", "page_text", "unknown_reasons"]
