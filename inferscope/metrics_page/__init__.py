@@ -8,7 +8,6 @@ from inferscope.metrics_page.reading import (
     PageHistogram,
     PageTotals,
     beyond,
-    quantiles,
     read,
 )
 from inferscope.metrics_page.view import PageSource, PageView
@@ -25,6 +24,5 @@ __all__ = [
     "fetch",
     "find_pages",
     "page_url",
-    "quantiles",
     "read",
 ]

@@ -30,13 +30,12 @@ DETAIL_KEYS: tuple[Key, ...] = (
     ("y", "copy JSON"),
     ("e", "export"),
 )
-<<<<<<< HEAD
 TIMELINE_KEYS: tuple[Key, ...] = (
     ("Space", "freeze"),
     ("w", "window"),
     ("e", "export"),
     (":", "palette"),
-=======
+)
 PAGE_KEYS: tuple[Key, ...] = (
     ("Space", "freeze"),
     ("[ ]", "step"),
@@ -44,7 +43,6 @@ PAGE_KEYS: tuple[Key, ...] = (
     ("w", "window"),
     ("e", "export"),
     ("t", "theme"),
->>>>>>> cec7d6dc (Find problems from a metrics page's totals, and keep its history)
 )
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 

@@ -8,12 +8,8 @@ import msgspec
 
 from inferscope.insight.findings.bad_latency import bad_latency
 from inferscope.insight.findings.disaggregation import Disaggregation, disaggregation
-<<<<<<< HEAD
 from inferscope.insight.findings.experts import expert_imbalance
-from inferscope.insight.findings.finding import Finding
-=======
 from inferscope.insight.findings.finding import Finding, NotJudged
->>>>>>> cec7d6dc (Find problems from a metrics page's totals, and keep its history)
 from inferscope.insight.findings.latency import (
     large_batch_for_nothing,
     late_first_tokens,
