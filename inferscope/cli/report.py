@@ -12,11 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from inferscope.cli.folding import add_refit, add_source, fold_all
+from inferscope.cli.folding import add_source, fold_all
 from inferscope.cli.output_file import output_file
 from inferscope.cli.targets import path_of
+from inferscope.cli.why import request_source_of
 from inferscope.errors import BadInput, NotFound
-from inferscope.insight.run import RunSink
+from inferscope.insight.run import RunSink, with_details
 from inferscope.report import render
 from inferscope.report.run import Source, run_page
 from inferscope.slo import read_objectives
@@ -39,7 +40,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of SLO objectives; adds how the run met them",
     )
-    add_refit(parser)
     parser.epilog = """examples:
   inferscope report demo.isr                         writes report.html
   inferscope report demo.isr --slo slo.yaml -o incident.html
@@ -62,7 +62,6 @@ def run(options: argparse.Namespace) -> int:
             patience_s=_PATIENCE_S,
             listen=sink.on_record,
             watch=sink.watch,
-            refit=options.refit,
         )
         facts = sink.facts(source.collector)
         if not facts.engines:
@@ -70,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
                 f"{source.title} holds no records of an engine. Record while the engine serves."
             )
         is_live = path is None and any(engine.view.is_alive for engine in facts.engines)
+        again = request_source_of(options.source or facts.engines[0].engine_id)
+        facts = with_details(facts, again, objectives)
         page = run_page(facts, Source(source.title, is_live, source.notes()))
         out.write(render(page).encode())
     if target is not None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from inferscope.attribution import LatencyLimit, breaches, is_met
 from inferscope.errors import NotFound
-from inferscope.fold import FinalRequest, KvTransfer
+from inferscope.fold import FinalRequest, KvTransfer, Sink
 from inferscope.insight.facts import Facts, PrefillLeg
 from inferscope.insight.peers import PeerSink
 from inferscope.insight.request_observer import RequestObserver
 from inferscope.readers import (
+    Listener,
     RecordingSource,
     RequestRef,
     RingSource,
     requests_in_recording,
     requests_in_rings,
 )
+from inferscope.records import Record
 from inferscope.ring import EngineRings
 from inferscope.slo import Objectives, latency_limits
 
@@ -87,6 +89,67 @@ class RequestSource:
         self.notes = notes
         return _judged(facts, final, objectives, peers)
 
+    def facts_of_run(
+        self,
+        requests: Sequence[FinalRequest],
+        *,
+        promised: Objectives | None = None,
+        sinks: tuple[Sink, ...] = (),
+    ) -> dict[str, Facts]:
+        """Fold all records of one engine once, for the facts of several of its requests.
+
+        Args:
+            requests: final requests of one engine, as another fold of the same records gave them.
+            promised: objectives of its model, to judge the requests by.
+            sinks: further sinks of the fold.
+
+        Returns:
+            Facts by request ID. A request whose ledger differs in this fold is left out: the rings
+            of a running engine have lost its records meanwhile.
+        """
+        engine_id = requests[0].engine_id
+        refs = self._refs_of(requests)
+        names = {ref.request_id: ref.external_id or ref.request_id for ref in refs}
+        observers: dict[str, RequestObserver] = {}
+        for request in requests:
+            ref = _ref_of(request, refs)
+            if ref is not None:
+                observers[request.request_id] = RequestObserver(ref, names)
+        peers = PeerSink(engine_id)
+
+        def listen(ring: int, record: Record) -> None:
+            for observer in observers.values():
+                observer.on_record(ring, record)
+
+        source = self._open(engine_id, (*observers.values(), peers, *sinks), listen)
+        try:
+            _advance(source, None)
+            found = {
+                request_id: (observer.facts(source.collector), observer.final)
+                for request_id, observer in observers.items()
+            }
+        finally:
+            source.close()
+        judged: dict[str, Facts] = {}
+        for request in requests:
+            facts, final = found.get(request.request_id, (None, None))
+            if facts is None or final is None or final.ledger_ns != request.ledger_ns:
+                continue
+            limits = () if promised is None else latency_limits(promised.of_model(facts.model))
+            judged[request.request_id] = _judged(facts, final, limits, tuple(peers.requests))
+        return judged
+
+    def _refs_of(self, requests: Sequence[FinalRequest]) -> list[RequestRef]:
+        """Return the known requests of the engine of some requests."""
+        engine_id = requests[0].engine_id
+        if self._recording is not None:
+            found = requests_in_recording(self._recording)
+        else:
+            engines = [each for each in self._engines if each.engine_id == engine_id]
+            known = (requests_in_rings(engines, each.request_id) for each in requests)
+            found = next(filter(None, known), [])
+        return [ref for ref in found if ref.engine_id == engine_id]
+
     def _prefill_leg(self, transfer: KvTransfer) -> PrefillLeg:
         """Return the sender's part of a request, with its ledger if its records are here."""
         leg = PrefillLeg(transfer.peer, transfer.num_bytes)
@@ -115,7 +178,7 @@ class RequestSource:
             if other.engine_id == ref.engine_id
         }
         observer, peers = RequestObserver(ref, names), PeerSink(ref.engine_id)
-        source = self._open(ref, observer, peers)
+        source = self._open(ref.engine_id, (observer, peers), observer.on_record)
         try:
             _advance(source, None if is_whole else observer)
             facts = observer.facts(source.collector)
@@ -130,18 +193,27 @@ class RequestSource:
         return facts, observer.final, tuple(peers.requests)
 
     def _open(
-        self, ref: RequestRef, observer: RequestObserver, peers: PeerSink
+        self, engine_id: str, sinks: tuple[Sink, ...], listen: Listener
     ) -> RingSource | RecordingSource:
-        sinks, listen = (observer, peers), observer.on_record
         if self._recording is not None:
             return RecordingSource(self._recording, sinks=sinks, listen=listen)
         rings = [
             ring.path
             for engine in self._engines
-            if engine.engine_id == ref.engine_id
+            if engine.engine_id == engine_id
             for ring in engine.rings
         ]
-        return RingSource(lambda: rings, name=ref.engine_id, sinks=sinks, listen=listen)
+        return RingSource(lambda: rings, name=engine_id, sinks=sinks, listen=listen)
+
+
+def _ref_of(request: FinalRequest, refs: Iterable[RequestRef]) -> RequestRef | None:
+    """Return the reference of a final request; of several with its ID, the one in its time."""
+    own = [
+        ref
+        for ref in refs
+        if ref.request_id == request.request_id and ref.first_ns <= request.delivered_ns
+    ]
+    return max(own, key=lambda ref: ref.first_ns, default=None)
 
 
 def _judged(

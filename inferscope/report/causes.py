@@ -14,7 +14,12 @@ from inferscope.report.plots import ALARM, BAR, DECODE, PREFILL
 from inferscope.text import cause_role
 
 _COLOURS = {"prefill": PREFILL, "decode": DECODE, "alarm": ALARM}
-_HATCHES = ("", "////", "xxxx", "----", "\\\\\\\\", "++++")
+_HATCHES = (
+    *("", "////", "xxxx", "----", "\\\\\\\\", "++++", "||||", "//", "xx", "--", "\\\\", "++"),
+    *("||", "///", "xxx", "---", "+++"),
+)
+_FREQUENT = ("queue", "queue_idle", "cpu_gap", "output", "delivery", "frontend", "cold_start")
+"""Causes of no phase that take the hatches which differ most."""
 
 
 class CauseStyle(NamedTuple):
@@ -30,15 +35,12 @@ def role_of(cause: str) -> Role:
     return role if role in ("prefill", "decode", "alarm") else ""
 
 
-def cause_styles(causes: list[str]) -> dict[str, CauseStyle]:
-    """Return a style for each of some causes; no two are equal as long as hatches last."""
-    used: dict[Role, int] = {}
-    styles = {}
-    for cause in causes:
-        role = role_of(cause)
-        number = used[role] = used.get(role, -1) + 1
-        styles[cause] = CauseStyle(_COLOURS.get(role, BAR), _HATCHES[number % len(_HATCHES)])
-    return styles
+def cause_style(cause: str) -> CauseStyle:
+    """Return the style of a cause; no two causes have the same."""
+    role = role_of(cause)
+    same = [each for each in (*_FREQUENT, *CAUSES) if role_of(each) == role]
+    number = list(dict.fromkeys(same)).index(cause) if cause in same else len(_HATCHES) - 1
+    return CauseStyle(_COLOURS.get(role, BAR), _HATCHES[number])
 
 
 def in_order(causes: set[str]) -> list[str]:

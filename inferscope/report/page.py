@@ -7,7 +7,6 @@ reader's light or dark scheme, and black and white on paper.
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,12 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from inferscope import __version__
 from inferscope.report.blocks import Section
+from inferscope.report.escaping import visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_LONGEST = 2_000
-"""Largest number of characters of one text: names come from other programs."""
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode categories that have no glyph, or change the direction of the text around them."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +39,6 @@ def render(page: Page) -> str:
     """Return a page as HTML."""
     template = _environment().get_template("page.html")
     return template.render(page=page, version=__version__)
-
-
-def visible(value: object) -> str:
-    """Return a text of bounded length with `\N{REPLACEMENT CHARACTER}` for unprintable characters.
-
-    Characters that only arrange others (direction marks, joiners) count as unprintable: a name
-    could use them to look like another one.
-    """
-    text = str(value)
-    if len(text) > _LONGEST:
-        text = f"{text[:_LONGEST]}…"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in _HIDDEN else each
-        for each in text
-    )
 
 
 @cache

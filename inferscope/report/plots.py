@@ -2,7 +2,7 @@
 
 A plot is drawn with matplotlib in placeholder colours, each of which stands for a CSS variable of
 the page; text stays text. So one picture serves light, dark and paper, and can be searched and read
-aloud. No text that comes from a recording is drawn: names stand in tables and in tooltips.
+aloud. No name from a recording reaches matplotlib: `draw` writes names over placeholders.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import matplotlib.style
 from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
+
+from inferscope.report.escaping import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +81,7 @@ def draw(
     *,
     label: str,
     tooltips: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Markup:
     """Return a plot as an SVG element.
 
@@ -88,6 +91,8 @@ def draw(
         plot: function that draws into the canvas in the colours of this module.
         label: description for readers who do not see the picture.
         tooltips: texts by the `gid` of drawn elements, shown where the pointer rests.
+        names: texts from a recording by the placeholder that was drawn for each. Fonts and
+            measures of the picture thus depend on no name.
     """
     file = io.StringIO()
     with matplotlib.style.context(["default", {**_SETTINGS, "svg.hashsalt": name}]):
@@ -102,8 +107,10 @@ def draw(
         tooltip = (tooltips or {}).get(element.get("id", "").removeprefix(f"{name}-"))
         if tooltip is not None:
             title = ElementTree.Element(f"{{{_SVG}}}title")
-            title.text = tooltip
+            title.text = visible(tooltip)
             element.insert(0, title)
+        if element.text is not None and element.text in (names or {}):
+            element.text = visible((names or {})[element.text])
     ElementTree.register_namespace("", _SVG)
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
@@ -130,7 +137,7 @@ def _embed(root: ElementTree.Element, name: str, size: tuple[float, float], labe
 
 
 def _restyle(element: ElementTree.Element, name: str) -> None:
-    """Give an element the page's colours and fonts, and IDs that are unique on the page."""
+    """Set an element to the colours and fonts of the page, and to IDs that are unique there."""
     identity = element.get("id")
     if identity is not None and identity != name:
         element.set("id", f"{name}-{identity}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         row_line,
     )
     from inferscope.text.comparison import ComparisonDocument, comparison_page, verdict_sentence
+    from inferscope.text.evidence import many
     from inferscope.text.explanation import why
     from inferscope.text.findings import (
         FindingsDocument,
@@ -73,6 +74,7 @@ __all__ = [
     "frame",
     "header",
     "heading_line",
+    "many",
     "more_or_less",
     "once_text",
     "order_rows",
@@ -96,6 +98,7 @@ __getattr__ = lazy_names(
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
         "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
         "explanation": ["why"],
+        "evidence": ["many"],
         "findings": [
             "FindingsDocument",
             "findings_brief",

@@ -20,7 +20,7 @@ from inferscope.insight.findings import (
     times,
 )
 from inferscope.json_document import Document, json_line
-from inferscope.slo import ObjectiveCount, outcome_line
+from inferscope.slo import ObjectiveCount, outcome_line, worst_causes
 from inferscope.text.evidence import many
 from inferscope.text.labels import SYNTHETIC
 from inferscope.text.plots import milliseconds, plain, share, to_ascii
@@ -135,8 +135,20 @@ def _on_objectives(engine: EngineFindings) -> list[str]:
         return [
             f"All {len(counts)} objectives are met." if len(counts) > 1 else "The objective is met."
         ]
-    named = [outcome_line(each) for each in counts if each.objective.name in missed]
-    return [f"{len(missed)} of {many(len(counts), 'objective')} missed: {'; '.join(named)}."]
+    named = [_missed(each) for each in counts if each.objective.name in missed]
+    are = "is" if len(missed) == 1 else "are"
+    whole = many(len(counts), "objective")
+    return [f"{len(missed)} of {whole} {are} missed: {'; '.join(named)}."]
+
+
+def _missed(count: ObjectiveCount) -> str:
+    """Return a missed objective with its main cause."""
+    one, num = count.objective, count.num_good + count.num_bad
+    cause, num_bad = worst_causes(count)[0]
+    return (
+        f"{one.name} ({count.num_good / num:.2%} of {num} requests good, target"
+        f" {one.objective * 100:g}%; of {count.num_bad} bad ones {num_bad} for {cause})"
+    )
 
 
 def findings_json(engines: tuple[EngineFindings, ...]) -> str:

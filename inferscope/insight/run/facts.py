@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from inferscope.fold import DeviceTime, EngineView, FinalRequest, RunTotals
+from inferscope.fold import DeviceTime, EngineView, FinalRequest, FinalStep, RunTotals
+from inferscope.insight.facts import Facts
 from inferscope.insight.findings import EngineFindings
 from inferscope.insight.run.course import CourseBin
 from inferscope.insight.run.ledger_bands import LedgerBand
@@ -69,6 +70,12 @@ class EngineFacts:
     """Longest requests, the longest first."""
     worst_second: WorstSecond | None
     """Second whose tokens came slowest; None without gaps between tokens."""
+    worst_steps: tuple[FinalStep, ...] = ()
+    """Steps that overlap it, of all ranks; empty before the second pass."""
+    worst_names: dict[str, str] = field(default_factory=dict)
+    """Clients' names of the requests in those steps, by request ID."""
+    explained: dict[str, Facts] = field(default_factory=dict)
+    """Facts of some of the slowest requests, by request ID; empty before the second pass."""
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,13 @@ class StepsOfSecond:
 
     Attributes:
         steps: final steps in fold order, of all ranks.
+        names: clients' names of the finished requests in them, by request ID.
     """
 
     def __init__(self, engine_id: str, second: WorstSecond) -> None:
         self.steps: list[FinalStep] = []
+        self.names: dict[str, str] = {}
+        self._request_ids: set[str] = set()
         self._engine_id = engine_id
         self._second = second
 
@@ -106,6 +109,13 @@ class StepsOfSecond:
             and len(self.steps) < _MOST_STEPS
         ):
             self.steps.append(step)
+            self._request_ids.update(step.request_ids)
 
     def on_request(self, request: FinalRequest) -> None:
-        """Ignore a request."""
+        """Keep the client's name of a request that was computed in the second."""
+        if (
+            request.engine_id == self._engine_id
+            and request.request_id in self._request_ids
+            and request.external_id is not None
+        ):
+            self.names[request.request_id] = request.external_id

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from inferscope.insight.run import CourseBin, EngineFacts
+from inferscope.report.axes import plain_duration
 from inferscope.report.blocks import Figure, Section
 from inferscope.report.plots import BAR, DECODE, DIM, INK, PAPER, PREFILL, bare, draw
 from inferscope.text.plots import duration, share
@@ -31,11 +32,11 @@ def _figure(engine: EngineFacts) -> Figure:
     def plot(canvas: Canvas) -> None:
         rows = canvas.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.2))
         load, use, latency = rows
-        _steps(load, times, width, [each.most_running for each in bins], DECODE, "running")
-        _steps(load, times, width, [each.most_waiting for each in bins], INK, "waiting", "--")
+        _steps(load, times, width, [each.most_running for each in bins], INK, "running")
+        _steps(load, times, width, [each.most_waiting for each in bins], BAR, "waiting", "--")
         load.set_ylabel("requests")
         load.set_ylim(bottom=0)
-        load.legend(loc="upper right", ncols=2)
+        _legend(load)
         scale = 100 / (engine.course_ns * num_ranks)
         prefill = [each.prefill_ns * scale for each in bins]
         decode = [each.decode_ns * scale for each in bins]
@@ -44,16 +45,16 @@ def _figure(engine: EngineFacts) -> Figure:
                 hatch="////", edgecolor=PAPER)  # fmt: skip
         use.set_ylabel("device %")
         use.set_ylim(0, max(100.0, *(a + b for a, b in zip(prefill, decode, strict=True))))
-        use.legend(loc="upper right", ncols=2)
+        _legend(use)
         latency.set_yscale("log")
         _steps(latency, times, width, _quantiles(bins, lambda each: each.ttft.quantile_ns(0.95)),
                INK, "TTFT p95")  # fmt: skip
         _steps(latency, times, width, _quantiles(bins, lambda each: each.tbt.quantile_ns(0.99)),
                BAR, "TBT p99", "--")  # fmt: skip
         latency.set_ylabel("latency")
-        latency.yaxis.set_major_formatter(lambda ms, _: duration(ms * 1e6))
+        latency.yaxis.set_major_formatter(lambda ms, _: plain_duration(ms * 1e6))
         latency.yaxis.minorticks_off()
-        latency.legend(loc="upper right", ncols=2)
+        _legend(latency)
         latency.set_xlabel("s after the first record")
         for at, each in enumerate(bins):
             gid = f"bin-{at}"
@@ -77,6 +78,11 @@ def _figure(engine: EngineFacts) -> Figure:
         " came in the bin.",
         method="Measured: latencies, plans, time of steps. Apportioned: its division over phases.",
     )
+
+
+def _legend(axes: Axes) -> None:
+    """Draw a legend above a plot's right end."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2, borderpad=0)
 
 
 def _quantiles(

@@ -51,7 +51,7 @@ def _finding(number: int, finding: Finding) -> Details:
     evidence = Table(
         (Column("evidence"), Column("value", "number"), Column("method")),
         tuple(
-            (Code(each.name), _value(finding, each.name, each.value), each.provenance)
+            (Code(each.name), _value(number, each.name, each.value), each.provenance)
             for each in finding.evidence
         ),
     )
@@ -60,8 +60,8 @@ def _finding(number: int, finding: Finding) -> Details:
     return Details(summary, tuple(blocks), is_open=True)
 
 
-def _value(finding: Finding, name: str, value: float | int | str) -> Number | str:
+def _value(number: int, name: str, value: float | int | str) -> Number | str:
     if isinstance(value, str):
         return value
     text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    return Number(f"{finding.id}.{name}", value, text)
+    return Number(f"{number}.{name}", value, text)

@@ -11,7 +11,7 @@ from inferscope.insight.run import EngineFacts
 from inferscope.log_histogram import BINS_PER_E, EDGE_NS, LogHistogram
 from inferscope.report.axes import log_time_axis, plain_duration
 from inferscope.report.blocks import Cell, Column, Figure, Number, Section, Table, prose
-from inferscope.report.plots import ALARM, BAR, DIM, INK, bare, draw
+from inferscope.report.plots import ALARM, BAR, DIM, INK, PAPER, bare, draw
 
 _MOST_BARS = 56
 _METRICS = (
@@ -126,6 +126,7 @@ def _histogram(axes: Axes, name: str, of: LogHistogram, noun: str) -> dict[str, 
             ha="right" if is_right else "left",
             va="top",
             fontsize=8.5,
+            bbox={"facecolor": PAPER, "linewidth": 0, "pad": 0.6},
         )
     return tooltips
 

@@ -19,9 +19,9 @@ from inferscope.report.blocks import (
     Table,
     prose,
 )
-from inferscope.report.causes import cause_cell, cause_styles, in_order
+from inferscope.report.causes import cause_cell, cause_style, in_order
 from inferscope.report.plots import DIM, PAPER, bare, draw
-from inferscope.text import CAUSE_MEANINGS
+from inferscope.text import CAUSE_MEANINGS, many
 from inferscope.text.plots import duration, milliseconds
 
 _METRICS = (
@@ -67,7 +67,7 @@ def _figure(name: str, short: str, meaning: str, bands: tuple[LedgerBand, ...]) 
         for cause in causes
         if any(band.by_cause.get(cause, 0) > _SMALL * band.sum_ns for band in bands)
     ]
-    styles = cause_styles(drawn)
+    styles = {cause: cause_style(cause) for cause in drawn}
     tooltips: dict[str, str] = {}
 
     def plot(canvas: Canvas) -> None:
@@ -100,7 +100,7 @@ def _figure(name: str, short: str, meaning: str, bands: tuple[LedgerBand, ...]) 
             axes.text(band.sum_ns / band.num + largest * 0.008, row,
                       duration(band.sum_ns / band.num), va="center", fontsize=9)  # fmt: skip
         axes.set_yticks(
-            range(len(bands)), [f"{_bandname(band)}\n{band.num:,} requests" for band in bands]
+            range(len(bands)), [f"{_bandname(band)}\n{many(band.num, 'request')}" for band in bands]
         )
         axes.invert_yaxis()
         axes.set_xlim(0, largest * 1.09)

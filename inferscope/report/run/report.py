@@ -24,6 +24,7 @@ from inferscope.report.run.roofline import roofline
 from inferscope.report.run.slowest import slowest
 from inferscope.report.run.source import Source
 from inferscope.report.run.verdict import verdict
+from inferscope.report.run.worst_second import worst_second
 
 SECTIONS: tuple[Callable[[EngineFacts], Section | None], ...] = (
     verdict,
@@ -32,6 +33,7 @@ SECTIONS: tuple[Callable[[EngineFacts], Section | None], ...] = (
     course,
     latencies,
     ledger,
+    worst_second,
     slowest,
     phases,
     roofline,

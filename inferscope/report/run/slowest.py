@@ -1,8 +1,11 @@
-"""The slowest requests, each with its ledger and the requests that it waited for."""
+"""The slowest requests, each with its ledger, its evidence and the requests that it waited for."""
 
 from __future__ import annotations
 
+import shlex
+
 from inferscope.fold import FinalRequest, finished_row
+from inferscope.insight import Facts
 from inferscope.insight.run import EngineFacts
 from inferscope.report.blocks import (
     Bar,
@@ -13,13 +16,14 @@ from inferscope.report.blocks import (
     Details,
     Marked,
     Number,
+    Prose,
     Section,
     Table,
     prose,
 )
 from inferscope.report.causes import cause_cell, in_order, role_of
-from inferscope.text import BAD_FINISHES, CAUSE_MEANINGS
-from inferscope.text.plots import UNKNOWN, duration, share
+from inferscope.text import BAD_FINISHES, CAUSE_MEANINGS, why
+from inferscope.text.plots import UNKNOWN, closed, duration, share
 
 _MOST_BLAMED = 5
 
@@ -46,7 +50,10 @@ def slowest(engine: EngineFacts) -> Section | None:
         rows,
         method="Measured (probe clock); the causes are apportioned. Tokens are counted.",
     )
-    ledgers = [_ledger(number, each) for number, each in enumerate(engine.slowest, 1)]
+    ledgers = [
+        _ledger(number, each, engine.explained.get(each.request_id))
+        for number, each in enumerate(engine.slowest, 1)
+    ]
     return Section("slowest", "Slowest requests", (table, *ledgers))
 
 
@@ -74,54 +81,63 @@ def _row(number: int, request: FinalRequest) -> tuple[Cell, ...]:
     )
 
 
-def _ledger(number: int, request: FinalRequest) -> Details:
+def _ledger(number: int, request: FinalRequest, facts: Facts | None) -> Details:
+    """Return a request's ledger; with facts, each cause also has its evidence in the records."""
     whole_ns = request.delivered_ns - request.arrived_ns
-    summary = (f"{number}. Ledger of ", Code(name_of(request)), f", {duration(whole_ns)}")
+    summary = (f"{number}. ", Code(name_of(request)), f": ledger of {duration(whole_ns)}")
     if request.ledger_missing:
-        return Details(summary, (prose(f"It has no ledger ({request.ledger_missing})."),))
+        missing = prose(f"It has no ledger ({request.ledger_missing}).")
+        return Details(summary, (missing,), is_open=number == 1)
+    explained = None if facts is None else why(facts)
+    sentences = {row.cause: row.sentence for row in explained.rows} if explained else {}
+    table = _rows(number, request, whole_ns, sentences)
+    blocks: list[Block] = [table]
+    if explained is not None:
+        said = (explained.summary, *explained.verdicts)
+        blocks[:0] = [Prose((sentence,)) for sentence in said]
+        blocks += [Prose((sentence,)) for sentence in explained.conclusions]
+    command = ("More: ", Code(f"inferscope why {shlex.quote(name_of(request))} FILE"))
+    return Details(summary, (*blocks, Prose(command, "dim")), is_open=number == 1)
+
+
+def _rows(number: int, request: FinalRequest, whole_ns: int, sentences: dict[str, str]) -> Table:
     done_ns = 0
     rows: list[tuple[Cell, ...]] = []
-    for cause in in_order({cause for cause, ns in request.ledger_ns.items() if ns}):
+    causes = in_order({cause for cause, ns in request.ledger_ns.items() if ns})
+    mills = closed([request.ledger_ns[cause] for cause in causes], 1000)
+    for cause, mill in zip(causes, mills, strict=True):
         ns = request.ledger_ns[cause]
+        evidence = sentences.get(cause) or CAUSE_MEANINGS.get(cause, UNKNOWN)
+        blamed = "" if cause in sentences else _blamed(request, cause)
         rows.append(
             (
                 cause_cell(cause),
-                CAUSE_MEANINGS.get(cause, UNKNOWN),
                 Number.ms(f"{number}.ledger.{cause}_ns", ns),
-                share(ns / whole_ns if whole_ns else None),
+                f"{mill / 10:.1f}%",
                 Bar(done_ns / whole_ns, ns / whole_ns, role_of(cause)),
-                _blamed(request, cause),
+                f"{evidence}; waited for {blamed}" if blamed else evidence,
             )
         )
         done_ns += ns
-    table = Table(
+    return Table(
         (
             Column("cause"),
-            Column("meaning"),
             Column("ms", "number"),
             Column("share", "number"),
-            Column("from arrival to delivery", "bar"),
-            Column("waited for"),
+            Column("arrival to delivery", "bar"),
+            Column("evidence"),
         ),
         tuple(rows),
-        total=(
-            "sum = arrival to delivery",
-            "",
-            Number.ms(f"{number}.ledger.sum_ns", done_ns),
-            "100.0%",
-            "",
-            "",
-        ),
+        total=("sum", Number.ms(f"{number}.ledger.sum_ns", done_ns), "100.0%", "", ""),
     )
-    name = name_of(request)
-    blocks: list[Block] = [table, prose("More: ")]
-    blocks[-1] = prose(f"More: `inferscope why {name} FILE`") if "`" not in name else prose("")
-    return Details(summary, tuple(blocks))
 
 
 def _blamed(request: FinalRequest, cause: str) -> str:
     """Return the requests that a wait is blamed on, with their shares of it."""
-    whole_ns = request.ledger_ns.get(cause, 0)
-    ranked = [each for each in request.blame if each.cause == cause and each.request_id is not None]
-    named = [f"{each.request_id} {share(each.ns / whole_ns)}" for each in ranked[:_MOST_BLAMED]]
-    return ", ".join(named)
+    whole_ns = request.ledger_ns[cause]
+    named = [
+        f"{one.request_id} ({share(one.ns / whole_ns)})"
+        for one in request.blame
+        if one.cause == cause and one.request_id is not None
+    ]
+    return ", ".join(named[:_MOST_BLAMED])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from inferscope.insight.run import EngineFacts
-from inferscope.report.blocks import Column, Number, Section, Table, prose
+from inferscope.report.blocks import Column, Inline, Marked, Number, Prose, Section, Table, prose
 from inferscope.text import SYNTHETIC, run_verdict
 
 
 def verdict(engine: EngineFacts) -> Section:
     """Return the verdict and the headline numbers."""
     severe = any(each.severity == "high" for each in engine.found.findings or ())
-    sentences = [prose(run_verdict(engine.found), role="alarm" if severe else "strong")]
+    mark: tuple[Inline, ...] = (Marked("", "alarm"),) if severe else ()
+    sentences = [Prose((*mark, run_verdict(engine.found)), "strong")]
     if engine.found.is_synthetic:
         sentences.insert(0, prose(SYNTHETIC, role="alarm"))
     finished = sum(engine.num_by_finish.values())
