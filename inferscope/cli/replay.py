@@ -11,14 +11,14 @@ from pathlib import Path
 
 from inferscope.cli.arg_types import above_zero
 from inferscope.cli.folding import add_refit
+from inferscope.cli.screen import add_objectives, judged_source, levels_watch
 from inferscope.cli.terminal import can_draw
 from inferscope.cost import CostBook
 from inferscope.errors import BadInput
-from inferscope.fold import FOR_SCREEN
+from inferscope.fold import FOR_SCREEN, Sink
 from inferscope.foreign import one_line
 from inferscope.insight import JudgedSource
-from inferscope.insight.findings import RunSummarizer
-from inferscope.readers import final_books, open_replay
+from inferscope.readers import Listener, RecordingSource, final_books, open_replay
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed", type=above_zero, default=1.0, help="factor to real time (default: %(default)s)"
     )
+    add_objectives(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.add_argument(
         "--check", action="store_true", help="print the digest of the records and exit"
@@ -69,22 +70,34 @@ def run(options: argparse.Namespace) -> int:
             "replay needs a terminal that can move its cursor. "
             "For text: inferscope attach FILE --once."
         )
-    watch = RunSummarizer()
-    source = open_replay(
-        options.file,
-        speed=options.speed,
-        sinks=(watch,),
-        listen=watch.on_record,
-        books=_books(options),
-        keep=FOR_SCREEN,
-    )
+    source = _source(options, speed=options.speed)
     try:
         from inferscope.tui import InferScopeApp
 
-        InferScopeApp(JudgedSource(source, watch), ascii=options.ascii).run()
+        InferScopeApp(source, ascii=options.ascii).run()
     finally:
         source.close()
     return 0
+
+
+def _source(
+    options: argparse.Namespace, *, speed: float | None = None, until_ns: int | None = None
+) -> JudgedSource:
+    """Open the file at a pace, or up to an offset."""
+    levels, books = levels_watch(options), _books(options)
+
+    def open_with(sinks: tuple[Sink, ...], listen: Listener) -> RecordingSource:
+        return open_replay(
+            options.file,
+            speed=speed,
+            until_ns=until_ns,
+            sinks=sinks,
+            listen=listen,
+            books=books,
+            keep=FOR_SCREEN,
+        )
+
+    return judged_source(open_with, levels)
 
 
 def _books(options: argparse.Namespace) -> dict[str, CostBook] | None:
@@ -109,7 +122,7 @@ def _picture(options: argparse.Namespace) -> int:
     if not (columns.isdigit() and rows.isdigit() and int(columns) and int(rows)):
         raise BadInput(f"--size is {options.size!r}. Give columns x rows, such as 80x24.")
     until_ns = None if options.at is None else round(options.at * 1e9)
-    source = open_replay(options.file, until_ns=until_ns, books=_books(options), keep=FOR_SCREEN)
+    source = _source(options, until_ns=until_ns)
     from inferscope.tui import save_picture
 
     save_picture(

@@ -470,6 +470,101 @@ class RunFinding:
     """Ledger causes of the finding."""
 
 
+BIN_EDGES_NS = tuple(
+    lead * 10**power for power in range(6, 11) for lead in (1, 2, 5)
+)  # fmt: skip
+"""Upper edges of the bins of durations in ns, 1 ms to 50 s; a last bin has the rest."""
+
+
+@dataclass(frozen=True)
+class LevelWindow:
+    """Verdicts of one objective over a window up to now."""
+
+    window_ns: int
+    """Length of the window; its start is exact to ten seconds."""
+    num_good: int
+    """Good requests."""
+    num_bad: int
+    """Bad requests."""
+
+
+@dataclass(frozen=True)
+class ObjectiveLevels:
+    """Verdicts of one objective, since its reader began or its threshold changed."""
+
+    objective: Objective
+    """The objective."""
+    num_good: int
+    """Good requests."""
+    num_bad: int
+    """Bad requests."""
+    num_warm_up: int
+    """Requests before the engine's first answer, neither good nor bad."""
+    windows: tuple[LevelWindow, ...]
+    """The same over the last 5 minutes and the last hour."""
+    causes: dict[str, int]
+    """Bad requests by main cause, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class LevelTrial:
+    """Verdicts on the kept requests under an objective that is only tried."""
+
+    objective: Objective
+    """Objective on trial."""
+    num_good: int
+    """Requests that would have been good."""
+    num_bad: int
+    """Requests that would have been bad."""
+    present_good: int | None
+    """Good requests among the same under the objective in force; None without one."""
+    present_bad: int | None
+    """Bad requests likewise."""
+
+
+@dataclass(frozen=True)
+class WorstRequest:
+    """Finished request that missed an objective by much."""
+
+    row: RequestRow
+    """The request."""
+    slo: str
+    """Name of the objective that it missed by most."""
+    value_ns: int | None
+    """Its value; None for an objective without a threshold."""
+    limit_ns: int | None
+    """Threshold of the objective; None likewise."""
+    cause: str | None
+    """Main cause; None if it is unknown."""
+
+
+@dataclass(frozen=True)
+class ServiceLevels:
+    """Objectives of one engine, and the requests that a reader keeps to judge."""
+
+    origin: str = ""
+    """Source of the objectives."""
+    objectives: tuple[ObjectiveLevels, ...] = ()
+    """Objectives in force for the engine's model."""
+    observed_ns: int = 0
+    """Time since the first counted request arrived."""
+    num_requests: int = 0
+    """Requests that finished in the window, of those kept."""
+    num_good: int = 0
+    """Those of them that missed no objective."""
+    num_tokens: int = 0
+    """Output tokens of the finished requests."""
+    num_good_tokens: int = 0
+    """Output tokens of those that missed no objective."""
+    bins: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Durations (ttft, tbt, e2e) of the window by bin: up to 1 ms, 2 ms, 5 ms, 10 ms and so on up
+    to 50 s, and the rest."""
+    worst: tuple[WorstRequest, ...] = ()
+    """Kept requests furthest beyond an objective; failed ones first."""
+    trial: tuple[LevelTrial, ...] = ()
+    """Kept requests under the objectives on trial; empty without a trial."""
+
+
 @dataclass(frozen=True)
 class EngineView:
     """State of one engine, now and over the window."""
@@ -623,6 +718,8 @@ class EngineView:
     """Bytes of the model's weights on all ranks; None if its work is not counted."""
     experts: ExpertsView | None = None
     """Load of the experts; None for a dense model, or where no engine reports it."""
+    levels: ServiceLevels | None = None
+    """Objectives of the reader; None if it judges none."""
 
     @property
     def has_ended(self) -> bool:

@@ -13,6 +13,7 @@ from inferscope.insight.kernels import (
     with_steps,
 )
 from inferscope.insight.request_source import RequestSource
+from inferscope.insight.service_levels import LevelsWatch
 from inferscope.insight.shares import NO_AMOUNTS, Amounts, By, ShareRow, Shares, SharesSink
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Facts",
     "JudgedSource",
     "KernelTime",
+    "LevelsWatch",
     "OddStep",
     "Overlap",
     "ProfileDocument",

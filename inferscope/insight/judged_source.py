@@ -1,7 +1,7 @@
-"""Source of snapshots with the findings of the run so far.
+"""Source of snapshots with the findings of the run so far, and with its objectives.
 
-    source ─► snapshots ─► JudgedSource ─► the same, with findings ─► screen
-      └─ steps, requests, records ─► RunSummarizer ──┘
+    source ─► snapshots ─► JudgedSource ─► the same, with findings and levels ─► screen
+      └─ steps, requests, records ─► RunSummarizer, LevelsWatch ──┘
 
 Findings are computed every two seconds: they cover a whole run and change slowly.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inferscope.fold import RunFinding, Snapshot
+from inferscope.fold import EngineView, RunFinding, ServiceLevels, Snapshot
 from inferscope.insight.findings import RunSummarizer, findings
+from inferscope.insight.service_levels import LevelsWatch
 from inferscope.readers import RecordingSource, RingSource
 
 _EVERY_NS = 2_000_000_000
@@ -22,13 +23,22 @@ class JudgedSource:
 
     Attributes:
         source: source of the snapshots.
+        levels: judge of its requests; None without objectives.
     """
 
-    def __init__(self, source: RingSource | RecordingSource, watch: RunSummarizer) -> None:
-        """Keep a source, and the summarizer that is its sink and record listener."""
+    def __init__(
+        self,
+        source: RingSource | RecordingSource,
+        watch: RunSummarizer,
+        levels: LevelsWatch | None = None,
+    ) -> None:
+        """Keep a source that has not begun, and its sinks, which listen to its records too."""
         self.title = source.title
         self.source = source
         self._watch = watch
+        self.levels = levels
+        if levels is not None:
+            levels.watch(source.collector)
         self._found: dict[str, tuple[RunFinding, ...]] = {}
         self._judged_ns: int | None = None
 
@@ -64,9 +74,19 @@ class JudgedSource:
                 for engine in findings(self._watch)
             }
         engines = tuple(
-            replace(view, findings=self._found.get(view.engine_id, ())) for view in snapshot.engines
+            replace(
+                view,
+                findings=self._found.get(view.engine_id, ()),
+                levels=self._levels_of(view, window_ns),
+            )
+            for view in snapshot.engines
         )
         return replace(snapshot, engines=engines)
+
+    def _levels_of(self, view: EngineView, window_ns: int) -> ServiceLevels | None:
+        if self.levels is None:
+            return None
+        return self.levels.levels(view.engine_id, window_ns=window_ns, now_ns=view.folded_ns)
 
     def close(self) -> None:
         """Close the source; safe to call twice."""

@@ -12,6 +12,7 @@ from inferscope.lazy import lazy_names
 if TYPE_CHECKING:
     from inferscope.slo.budget import Budget
     from inferscope.slo.judge import ENGINE_LOST, InFlight, Judge, PendingVerdict, explained_metric
+    from inferscope.slo.objective_line import file_of, line_of, objectives_of_line
     from inferscope.slo.objective_text import (
         good_line,
         objective_lines,
@@ -44,9 +45,12 @@ __all__ = [
     "burn_lines",
     "check_rules",
     "explained_metric",
+    "file_of",
     "good_line",
     "latency_limits",
+    "line_of",
     "objective_lines",
+    "objectives_of_line",
     "objectives_summary",
     "outcome_line",
     "read_objectives",
@@ -63,6 +67,7 @@ __getattr__ = lazy_names(
     {
         "budget": ["Budget"],
         "judge": ["ENGINE_LOST", "InFlight", "Judge", "PendingVerdict", "explained_metric"],
+        "objective_line": ["file_of", "line_of", "objectives_of_line"],
         "objective_text": [
             "good_line",
             "objective_lines",

@@ -24,14 +24,21 @@ from inferscope.cli.attach.history import open_history
 from inferscope.cli.attach.unobserved import hint, offer, unobserved_servers
 from inferscope.cli.counters import sampler_hint
 from inferscope.cli.engine_list import ask_which, list_json
+from inferscope.cli.screen import add_objectives, judged_source, levels_watch
 from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
 from inferscope.cli.terminal import can_draw
 from inferscope.cli.time_args import accept_negative_times, at_time, since_time
 from inferscope.errors import NotFound
-from inferscope.fold import FOR_SCREEN, json_of
+from inferscope.fold import FOR_SCREEN, Sink, json_of
 from inferscope.insight import JudgedSource
-from inferscope.insight.findings import RunSummarizer
-from inferscope.readers import HistorySource, RecordingSource, RingSource, catch_up, open_source
+from inferscope.readers import (
+    HistorySource,
+    Listener,
+    RecordingSource,
+    RingSource,
+    catch_up,
+    open_source,
+)
 from inferscope.ring import EngineRings
 
 Source = JudgedSource | HistorySource
@@ -58,6 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="length of the window of rates and latencies (default: 60, or the span of --since)",
     )
+    add_objectives(how)
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope attach                      the only engine running on this host
@@ -88,9 +96,11 @@ def run(options: argparse.Namespace) -> int:
             options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
         )
     else:
-        watch = RunSummarizer()
+        levels = levels_watch(options)
         try:
-            source = JudgedSource(source_of(options.target, watch, choose), watch)
+            source = judged_source(
+                lambda sinks, listen: source_of(options.target, sinks, listen, choose), levels
+            )
         except NotFound as error:
             raise NotFound(f"{error}{hint(servers)}") from None
     window_ns = window_ns or 60_000_000_000
@@ -113,13 +123,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(
-    target: str | None, watch: RunSummarizer, choose: Choose | None = None
+    target: str | None,
+    sinks: tuple[Sink, ...],
+    listen: Listener,
+    choose: Choose | None = None,
 ) -> RingSource | RecordingSource:
-    """Open the source that a target names, and connect it to a run summarizer.
+    """Open the source that a target names.
 
     Args:
         target: target as given on the command line.
-        watch: sink of the final records, for findings.
+        sinks: receivers of the final records.
+        listen: callback for every record.
         choose: function that picks one of several running engines; without it they are an error.
 
     Raises:
@@ -128,17 +142,13 @@ def source_of(
     """
     path = path_of(target)
     if path is not None:
-        return open_source(path, sinks=(watch,), listen=watch.on_record, keep=FOR_SCREEN)
+        return open_source(path, sinks=sinks, listen=listen, keep=FOR_SCREEN)
     engine = engine_of(target, choose=choose)
     command = sampler_hint(engine)
     if command is not None:
         sys.stderr.write(f"no sampler reads this GPU's counters; start one with: {command}\n")
     return RingSource(
-        rings_of(engine),
-        name=engine.engine_id,
-        sinks=(watch,),
-        listen=watch.on_record,
-        keep=FOR_SCREEN,
+        rings_of(engine), name=engine.engine_id, sinks=sinks, listen=listen, keep=FOR_SCREEN
     )
 
 

@@ -28,6 +28,7 @@ from inferscope.cli.demo.compare import (
 from inferscope.cli.demo.engine import DemoSource, EngineFailed, Host, demo_command
 from inferscope.cli.demo.link import Ready, Settings
 from inferscope.cli.demo.options import add_demo_engine, demo_engine
+from inferscope.cli.screen import add_objectives, judged_source, levels_watch
 from inferscope.cli.stopping import stoppable
 from inferscope.cli.terminal import can_draw, own_command
 from inferscope.errors import BadInput, InferScopeError
@@ -101,6 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path(), help="folder for the files (default: the current one)"
     )
     how.add_argument("--json", action="store_true", help="print the summary as JSON")
+    add_objectives(how)
     how.add_argument("--ascii", action="store_true", help="draw with plain characters")
     parser.epilog = """examples:
   inferscope demo
@@ -174,21 +176,21 @@ def _run_screen(settings: Settings, engine_id: str, options: argparse.Namespace)
     """
     from inferscope.tui import InferScopeApp
 
-    watch = RunSummarizer()
+    levels = levels_watch(options)
 
     def judged(ready: Ready) -> JudgedSource:
-        source = RingSource(
-            _rings_of(engine_id),
-            name=_title(ready),
-            sinks=(watch,),
-            listen=watch.on_record,
-            keep=FOR_SCREEN,
+        rings = _rings_of(engine_id)
+        return judged_source(
+            lambda sinks, listen: RingSource(
+                rings, name=_title(ready), sinks=sinks, listen=listen, keep=FOR_SCREEN
+            ),
+            levels,
         )
-        return JudgedSource(source, watch)
 
     # The engine's standard error would corrupt the screen: it is kept here until the screen closes.
     with tempfile.TemporaryFile() as stderr:
         source = DemoSource(lambda: Host(demo_command(settings), engine_id, stderr=stderr), judged)
+        source.levels = levels
         app = InferScopeApp(source, ascii=options.ascii)
         source.when_failed = app.leave
         try:

@@ -23,6 +23,7 @@ from inferscope.cli.demo.link import Ready, Rounds, Settings, Stage
 from inferscope.engine.server import Failed
 from inferscope.errors import InferScopeError
 from inferscope.fold import Snapshot
+from inferscope.insight import LevelsWatch
 from inferscope.probe import ENGINE_ID_VARIABLE
 from inferscope.tui import SnapshotSource
 
@@ -131,6 +132,7 @@ class DemoSource:
         focus: ID of the request for which snapshots hold each token.
         has_steps: whether snapshots hold recent steps.
         failure: error that prevented the start; None if there is none.
+        levels: judge of the requests; None without objectives.
         when_failed: callback for a failure, called once from the thread that takes snapshots.
     """
 
@@ -146,6 +148,7 @@ class DemoSource:
         self.has_steps = False
         self.failure: EngineFailed | None = None
         self.when_failed: Callable[[], object] = lambda: None
+        self.levels: LevelsWatch | None = None
         self._start, self._watch = start, watch
         self._host: Host | None = None
         self._source: SnapshotSource | None = None
