@@ -23,6 +23,7 @@ from textual.screen import Screen
 
 from inferscope.fold import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
+from inferscope.slo import Objective, Objectives, file_of
 from inferscope.text import REFRESH_RATES_HZ, WINDOWS_NS, Scene
 from inferscope.tui.screens import SCREENS, DetailScreen, HelpScreen, OverviewScreen, SceneScreen
 from inferscope.tui.snapshot_history import SnapshotHistory
@@ -208,6 +209,36 @@ class InferScopeApp(App[None]):
         """Copy a request as JSON to the clipboard (OSC 52)."""
         self.copy_to_clipboard(msgspec.json.encode(row).decode())
         self.show_message(f"copied {row.external_id or row.request_id} as JSON")
+
+    def try_objectives(self, objectives: Objectives | None) -> None:
+        """Count the finished requests under other objectives as well; None ends that."""
+
+        def change(source: SnapshotSource) -> None:
+            levels = getattr(source, "levels", None)
+            if levels is not None:
+                levels.trial = objectives
+
+        self._feed.call(change)
+
+    def set_objectives(self, objectives: Objectives) -> None:
+        """Judge requests by other objectives from now on, those that are kept included."""
+
+        def change(source: SnapshotSource) -> None:
+            levels = getattr(source, "levels", None)
+            if levels is not None:
+                levels.change(objectives, origin="set here")
+
+        self._feed.call(change)
+
+    def write_objectives(self, objectives: Sequence[Objective]) -> None:
+        """Write objectives to a file in the current directory."""
+        path = Path("inferscope-slo.yaml")
+        try:
+            write_private(path, file_of(objectives).encode())
+        except OSError as error:
+            self.show_message(f"cannot write {path}: {error.strerror}")
+            return
+        self.show_message(f"wrote {path}: inferscope collect --slo {path}")
 
     # --- keys -----------------------------------------------------------------------------------
 

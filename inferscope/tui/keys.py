@@ -44,6 +44,23 @@ PAGE_KEYS: tuple[Key, ...] = (
     ("e", "export"),
     ("t", "theme"),
 )
+SLO_KEYS: tuple[Key, ...] = (
+    ("Enter", "ledger of the request"),
+    ("o", "change objectives"),
+    ("W", "write them"),
+    ("w", "window"),
+    ("Space", "freeze"),
+    ("e", "export"),
+    (":", "palette"),
+)
+ENGINE_KEYS: tuple[Key, ...] = (
+    ("d", "device and configuration"),
+    ("w", "window"),
+    ("Space", "freeze"),
+    ("n", "next engine"),
+    ("e", "export"),
+    (":", "palette"),
+)
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 
 COMMON_HELP: tuple[Section, ...] = (
@@ -98,6 +115,41 @@ HELP: tuple[Section, ...] = (
 TIMELINE_HELP: tuple[Section, ...] = (
     ("Timeline", (("w", "window: 10 s, 60 s, 5 min"),)),
     *COMMON_HELP,
+)
+
+SLO_HELP: tuple[Section, ...] = (
+    (
+        "Service levels",
+        (
+            ("↑ ↓  j k", "previous or next of the worst requests; g G for the ends"),
+            ("Enter", "latency ledger of this request; Esc returns"),
+            ("o", "other objectives: what the finished requests would have been under them"),
+            ("W", "write the objectives in force to inferscope-slo.yaml, here"),
+            ("w", "window of the distributions: 10 s, 60 s, 5 min"),
+        ),
+    ),
+    *COMMON_HELP,
+)
+SLO_METHODS: tuple[str, ...] = (
+    "good, bad    one verdict per request and objective, as inferscope slo check",
+    "burn         bad share over the allowed share; 1x spends the budget by its end",
+    "budget left  of what was observed here; a collector keeps the whole window",
+    "causes       from the ledger: what exceeds good requests of like length the most",
+)
+ENGINE_HELP: tuple[Section, ...] = (
+    (
+        "Engine",
+        (
+            ("d", "where it is narrow: device, configuration and probe, or the charts"),
+            ("w", "window of the charts: 10 s, 60 s, 5 min"),
+        ),
+    ),
+    *COMMON_HELP,
+)
+ENGINE_METHODS: tuple[str, ...] = (
+    "pool, queue  the scheduler's plans; the last of each second, waiting as a mean",
+    "drafts       tokens that the steps verified; the engine reports the accepted ones",
+    "device       the newest sample of each counter; - without a source",
 )
 
 PAGE_HELP: tuple[Section, ...] = (

@@ -7,6 +7,7 @@ delays only its own next snapshot.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -23,8 +24,8 @@ class SnapshotSource(Protocol):
     """Source of snapshots for the screen.
 
     A source may also have a `title`, shown until the first snapshot; a `status`, its activity until
-    then; a `focus`, the request whose token times it returns; and `has_steps`, whether it returns
-    recent steps.
+    then; a `focus`, the request whose token times it returns; `has_steps`, whether it returns recent
+    steps; and `levels`, the judge of its requests.
     """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:
@@ -56,6 +57,7 @@ class Feed:
         self._on_status = on_status
         self._focus: str | None = None
         self._has_steps = False
+        self._actions: queue.SimpleQueue[Callable[[SnapshotSource], object]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
@@ -68,6 +70,11 @@ class Feed:
         """Change window and rate; the next snapshot is taken at once."""
         self._window_ns = window_ns
         self._refresh_hz = refresh_hz
+        self._wake.set()
+
+    def call(self, action: Callable[[SnapshotSource], object]) -> None:
+        """Call a function with the source, on the feed's thread, before the next snapshot."""
+        self._actions.put(action)
         self._wake.set()
 
     def set_needs(self, *, focus: str | None, has_steps: bool) -> None:
@@ -103,6 +110,8 @@ class Feed:
                 self._source.focus = self._focus
             if hasattr(self._source, "has_steps"):
                 self._source.has_steps = self._has_steps
+            while not self._actions.empty():
+                self._actions.get()(self._source)
             snapshot = self._source.snapshot(self._window_ns)
         except InferScopeError as error:
             self._on_failure(str(error))

@@ -10,14 +10,20 @@ from dataclasses import replace
 
 from inferscope.fold.snapshots import (
     CountersView,
+    DeviceCounters,
     EngineView,
     Health,
+    LevelWindow,
+    ObjectiveLevels,
     PhaseUse,
     Quantiles,
     RequestRow,
     Series,
+    ServiceLevels,
     Snapshot,
+    WorstRequest,
 )
+from inferscope.slo import Objective
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -150,6 +156,52 @@ def requests(tick: int = 0) -> tuple[RequestRow, ...]:
     return tuple(rows)
 
 
+def service_levels(rows: tuple[RequestRow, ...]) -> ServiceLevels:
+    def levels(
+        name: str, metric: str, limit_ms: int | None, target: float, good: int, **causes: int
+    ) -> ObjectiveLevels:
+        one = Objective(
+            name,
+            metric,
+            limit_ms and limit_ms * MS,
+            target,
+            30 * 86_400 * SECOND,  # type: ignore[arg-type]
+        )
+        bad = 3_030 - good
+        windows = (
+            LevelWindow(300 * SECOND, good, bad),
+            LevelWindow(3600 * SECOND, 12 * good + bad, 6 * bad),
+        )
+        return ObjectiveLevels(one, 12 * good + bad, 6 * bad, 3, windows, causes)
+
+    late = [row for row in rows if row.external_id in ("rag-0188", "rag-018c", "chat-7f3a")]
+    failed = next(row for row in rows if row.finish == "timeout")
+    return ServiceLevels(
+        origin="slo.yaml",
+        objectives=(
+            levels("ttft", "ttft", 250, 0.99, 2_963, prefill_co_batched=241, queue=120, unknown=41),
+            levels("tbt", "tbt", 50, 0.999, 3_029, decode_interference=6),
+            levels("e2e", "e2e", 15_000, 0.99, 3_027, queue=18),
+            levels("goodput", "goodput", None, 0.98, 2_960, prefill_co_batched=241, queue=138),
+        ),
+        observed_ns=4_210 * SECOND,
+        num_requests=607,
+        num_good=594,
+        num_tokens=241_800,
+        num_good_tokens=236_400,
+        bins={
+            "ttft": (0, 0, 0, 0, 3, 210, 240, 121, 31, 2, 0, 0, 0, 0, 0, 0),
+            "tbt": (0, 0, 1_900, 198_000, 31_600, 10_281, 19, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+            "e2e": (0, 0, 0, 0, 0, 0, 0, 0, 4, 31, 120, 331, 118, 3, 0, 0),
+        },
+        worst=(
+            WorstRequest(failed, "ttft", failed.age_ns, 250 * MS, "queue"),
+            *(WorstRequest(row, "ttft", 2 * row.ttft_ns, 250 * MS, "prefill_co_batched")
+              for row in late if row.ttft_ns is not None),
+        ),
+    )  # fmt: skip
+
+
 def engine_view(tick: int = 0) -> EngineView:
     second = tick // 4
     wave = [math.sin((i + second) / 4.5) for i in range(60)]
@@ -222,17 +274,48 @@ def engine_view(tick: int = 0) -> EngineView:
             running=tuple(round(29 + 3 * w) for w in wave),
             waiting=tuple(max(0, round(2 * w)) for w in wave),
             kv_share=tuple(0.6 + 0.05 * w for w in wave),
+            blocks_used=tuple(round(32_000 * (0.6 + 0.05 * w)) for w in wave),
+            blocks_cached=tuple(round(32_000 * (0.2 + 0.04 * w)) for w in wave),
+            blocks_total=(32_000,) * 60,
+            waiting_by={
+                "none": (0.0,) * 60,
+                "slots": (0.0,) * 60,
+                "blocks": tuple(max(0.0, 2 * w - 1) for w in wave),
+                "budget": tuple(max(0.0, min(2 * w, 1.0)) for w in wave),
+            },
+            preempted=tuple(int(i == 41) for i in range(60)),
+            cached_tokens=tuple(round(1500 + 900 * w) for w in wave),
+            prompt_tokens=tuple(round(3500 + 1500 * w) for w in wave),
+            proposed_tokens=tuple(round(900 + 100 * w) for w in wave),
+            accepted_tokens=tuple(round(640 + 90 * w) for w in wave),
         ),
         requests=rows,
         num_requests=len(live),
         listed_ns=60 * SECOND,
         num_finished_since=607,
+        levels=service_levels(rows),
         health=Health("on", 0.004, 1_204_512, 0, 0, 0, 0, ""),
         prefill_flops_s=4.55e14,
         counters=CountersView(
             use={"decode": PhaseUse(0.35, 0.97, 2.9e12, 0.1e12, 431.0)},
             memory_peaks_bytes_s={"spec": 4.8e12, "measured": 4.05e12},
             compute_peaks_flops_s={"spec": 9.89e14, "measured": 7.4e14},
+            up=("gpm", "nvml"),
+            devices={
+                "GPU-5a1c": DeviceCounters(
+                    "NVIDIA H200",
+                    gauges={
+                        "busy_share": 0.89,
+                        "dram_share": 0.61,
+                        "memory_used_bytes": 115e9,
+                        "memory_total_bytes": 141e9,
+                        "power_w": 512.0,
+                        "power_limit_w": 700.0,
+                        "sm_clock_mhz": 1980.0,
+                        "temperature_c": 61.0,
+                    },
+                )
+            },
         ),
     )
 

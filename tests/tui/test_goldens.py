@@ -31,6 +31,14 @@ WIDE, NARROW = (120, 40), (80, 24)
         ("help_80x24", NARROW, ["question_mark"], {}),
         ("filter_120x40", WIDE, ["slash", *"p99>", "3", "0"], {}),
         ("empty_120x40", WIDE, [], {"is_empty": True}),
+        ("slo_120x40", WIDE, ["5"], {}),
+        ("slo_80x24", NARROW, ["5", "down"], {}),
+        ("slo_ascii_120x40", WIDE, ["5"], {"ascii": True}),
+        ("slo_edit_120x40", WIDE, ["5", "o"], {}),
+        ("engine_120x40", WIDE, ["6"], {}),
+        ("engine_80x24", NARROW, ["6"], {}),
+        ("engine_facts_80x24", NARROW, ["6", "d"], {}),
+        ("engine_ascii_120x40", WIDE, ["6"], {"ascii": True}),
     ],
 )
 def test_the_screen_looks_like_its_golden(

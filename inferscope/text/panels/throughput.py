@@ -23,7 +23,7 @@ def tokens_per_second(view: EngineView, width: int, height: int) -> list[Line]:
         *_chart(
             f"{DOT} decode", "decode", view.series.decode_tok_s, chart, rows
         ),
-        ((_axis(len(view.series.decode_tok_s), chart), "dim"),),
+        ((time_axis(len(view.series.decode_tok_s), chart), "dim"),),
     ]  # fmt: skip
     return frame("Tokens / s", lines, width, height, note="each on its own scale")
 
@@ -53,7 +53,8 @@ def _chart(
     return lines
 
 
-def _axis(num_seconds: int, width: int) -> str:
+def time_axis(num_seconds: int, width: int) -> str:
+    """Return the axis of a chart that ends now."""
     if num_seconds == 0:
         return ""
     left, middle, right = f"-{num_seconds}s", f"-{num_seconds // 2}s", "now"

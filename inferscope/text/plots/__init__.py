@@ -14,9 +14,11 @@ from inferscope.text.plots.formatting import (
     seconds,
     share,
 )
+from inferscope.text.plots.stacked import EMPTY, stacked
 from inferscope.text.plots.text import fit, fit_name, plain, to_ascii
 
 __all__ = [
+    "EMPTY",
     "UNKNOWN",
     "bar",
     "clock",
@@ -36,5 +38,6 @@ __all__ = [
     "share",
     "sparkline",
     "split_bar",
+    "stacked",
     "to_ascii",
 ]
