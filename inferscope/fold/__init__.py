@@ -38,6 +38,7 @@ from inferscope.fold.snapshots import (
     SloState,
     Snapshot,
     SnapshotDocument,
+    StepView,
     WorstRequest,
     json_of,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "SloState",
     "Snapshot",
     "SnapshotDocument",
+    "StepView",
     "WorstRequest",
     "add_durations",
     "alive_row",

@@ -31,10 +31,15 @@ DETAIL_KEYS: tuple[Key, ...] = (
     ("e", "export"),
 )
 TIMELINE_KEYS: tuple[Key, ...] = (
+    ("← →", "pan"),
+    ("+ -", "zoom"),
+    ("↑ ↓", "step"),
+    ("Enter", "its requests"),
+    ("s", "sort"),
+    ("z", "lanes"),
     ("Space", "freeze"),
-    ("w", "window"),
+    ("g", "newest"),
     ("e", "export"),
-    (":", "palette"),
 )
 PAGE_KEYS: tuple[Key, ...] = (
     ("Space", "freeze"),
@@ -113,7 +118,17 @@ HELP: tuple[Section, ...] = (
     *COMMON_HELP,
 )
 TIMELINE_HELP: tuple[Section, ...] = (
-    ("Timeline", (("w", "window: 10 s, 60 s, 5 min"),)),
+    (
+        "Timeline",
+        (
+            ("← →  h l", "earlier or later; the display freezes first"),
+            ("+ -", "shorter or longer time, 10 ms to 10 s"),
+            ("↑ ↓  j k", "another step; PgUp PgDn, g for the newest"),
+            ("Enter", "the requests of the step, then the ledger of one"),
+            ("s", "sort by time, device ms, gap ms or slowness"),
+            ("z", "the lanes alone, with more requests"),
+        ),
+    ),
     *COMMON_HELP,
 )
 
@@ -174,6 +189,11 @@ PAGE_METHODS: tuple[str, ...] = (
     "ledgers      none: start the server with inferscope run to have them",
 )
 
+TIMELINE_METHODS: tuple[str, ...] = (
+    "measured     step, gap, scheduler, KV, ranks: timed or counted; a cell is a mean of its time",
+    "apportioned  prefill, decode and requests: parts of a step's measured time, which they sum to",
+    "modelled     FLOP/s and B/s: work computed from the model's shape, over the measured time",
+)
 METHODS: tuple[str, ...] = (
     "measured     TTFT, TBT, E2E, queue, steps, tokens, KV: counted or timed",
     "apportioned  prefill and decode time: a request's share of its steps",

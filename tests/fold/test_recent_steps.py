@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections import defaultdict
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from inferscope_jsonl.exporter import JsonlExporter
 
 from inferscope.fold import ALL, FOR_SCREEN, EngineView, Retention, snapshot
 from inferscope.fold.snapshots import KindSums
-from inferscope.readers import open_replay
 from tests.fold.scripts import MS, Script
+from tests.recorded import recorded
 
-DEMO = Path(__file__).parents[2] / "samples" / "demo.isr"
 HOUR_NS = 3_600_000_000_000
 
 
-@cache
 def folded() -> tuple[EngineView, list[dict[str, Any]]]:
-    """Return the last view of the demo, and its exported rows."""
-    out = io.BytesIO()
-    sink = JsonlExporter(out)
-    source = open_replay(DEMO, sinks=(sink,), listen=sink.on_record, keep=FOR_SCREEN)
-    source.has_steps = True
-    view = source.snapshot(HOUR_NS).engines[0]
-    sink.close(source.collector.devices(), source.collector.totals())
-    source.close()
-    return view, [json.loads(line) for line in out.getvalue().splitlines()]
+    look, exported = recorded()
+    return look.engines[0], exported
 
 
 def rows(kind: str) -> list[dict[str, Any]]:

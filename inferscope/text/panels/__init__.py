@@ -3,23 +3,38 @@
 from inferscope.text.panels.brief import brief
 from inferscope.text.panels.causes import causes
 from inferscope.text.panels.kv import engine_and_kv
-from inferscope.text.panels.lanes import lanes
+from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
 from inferscope.text.panels.request import breadcrumb, request_detail
+from inferscope.text.panels.steps import (
+    SORTS,
+    decomposition,
+    order_steps,
+    slice_table,
+    step_table,
+)
 from inferscope.text.panels.throughput import tokens_per_second
 
 __all__ = [
+    "SORTS",
+    "SPANS_NS",
+    "Sight",
     "Unit",
     "breadcrumb",
     "brief",
     "causes",
+    "decomposition",
     "device_time",
     "engine_and_kv",
     "lanes",
     "largest_problem",
+    "newest_ns",
+    "order_steps",
     "request_detail",
     "service_levels",
+    "slice_table",
+    "step_table",
     "tokens_per_second",
 ]

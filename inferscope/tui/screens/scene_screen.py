@@ -103,9 +103,7 @@ class SceneScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Yield header, tabs, blocks and footer."""
         yield self.canvas(_header, "header")
-        tabs = _TabLine(self._draw_tabs, self._tabs, is_ascii=self.is_ascii)
-        self._canvases.append(tabs)
-        yield tabs
+        yield self.added(_TabLine(self._draw_tabs, self._tabs, is_ascii=self.is_ascii))
         yield from self.blocks()
         yield self.canvas(lambda _, width, __: [footer(self.footer_keys(), width)], "footer")
 
@@ -129,15 +127,16 @@ class SceneScreen(Screen[None]):
 
     def canvas(self, draw: Draw, name: str, *, classes: str = "") -> Canvas:
         """Return a canvas that is drawn with every scene."""
-        canvas = Canvas(draw, is_ascii=self.is_ascii, id=name, classes=classes)
-        self._canvases.append(canvas)
-        return canvas
+        return self.added(Canvas(draw, is_ascii=self.is_ascii, id=name, classes=classes))
 
     def panel(self, draw: Draw, name: str) -> Canvas:
         """Return a canvas that can have the focus."""
-        canvas = Canvas(
-            draw, is_ascii=self.is_ascii, id=name, classes="panel block", can_focus=True
+        return self.added(
+            Canvas(draw, is_ascii=self.is_ascii, id=name, classes="panel block", can_focus=True)
         )
+
+    def added(self, canvas: Canvas) -> Canvas:
+        """Draw a canvas with every scene from now on, and return it."""
         self._canvases.append(canvas)
         return canvas
 
