@@ -86,7 +86,7 @@ def _objective(item: str, name: str, values: list[str], present: Objective | Non
     if one is None:
         metric = next((each for each in METRICS if each == name), None)
         if metric is None:
-            raise BadInput(f"{name} is no objective here. Give one of: {', '.join(METRICS)}.")
+            raise BadInput(f"{name} is not an objective. Give one of: {', '.join(METRICS)}.")
         one = Objective(name, metric, None, 0.0, _MONTH_NS)
     for value in values:
         time, share = _TIME.fullmatch(value), _SHARE.fullmatch(value)

@@ -24,8 +24,8 @@ class SnapshotSource(Protocol):
     """Source of snapshots for the screen.
 
     A source may also have a `title`, shown until the first snapshot; a `status`, its activity until
-    then; a `focus`, the request whose token times it returns; `has_steps`, whether it returns recent
-    steps; and `levels`, the judge of its requests.
+    then; a `focus`, the request whose token times it returns; `has_steps`, whether it returns
+    recent steps; and `levels`, the judge of its requests.
     """
 
     def snapshot(self, window_ns: int) -> Snapshot | None:

@@ -71,7 +71,7 @@ def test_objectives_survive_the_line_and_the_file(tmp_path: Path) -> None:
         ("ttft 500ms 100%", "neither a time"),
         ("ttft 0ms 99%", "needs a threshold"),
         ("ttft 500ms 99%, ttft 1s 95%", "twice"),
-        ("speed 5ms 99%", "speed is no objective here"),
+        ("speed 5ms 99%", "speed is not an objective"),
         ("availability 5ms 99%", "has no threshold of its own"),
         ("goodput 99%", "needs a threshold to meet"),
     ],

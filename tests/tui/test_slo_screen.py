@@ -150,7 +150,7 @@ def test_other_objectives_are_tried_while_typing_and_kept_by_enter(
             box = app.screen.query_one(Input)
             assert box.value == line_of(OBJECTIVES.all)
             box.value = "ttft 1s 99%, nonsense 5%"
-            await until("nonsense is no objective here")
+            await until("nonsense is not an objective")
             box.value = "ttft 1s 99%"
             await until("Objectives on trial")
             await until("fewer bad of 100")
