@@ -24,6 +24,7 @@ import msgspec
 from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.disagg import KvHandle, Outbox, ReceivedKv
+from inferscope.engine.forensics import CacheForensics
 from inferscope.engine.kv import BlockPool
 from inferscope.engine.model import Model, Outline
 from inferscope.engine.remote import WorkerLost
@@ -118,6 +119,7 @@ class Engine:
         self.options = options
         self.probe = Probe.disabled() if probe is None else probe
         self._deferred = Deferred(Probe.disabled())
+        self._forensics: CacheForensics | None = None
         num_blocks = options.num_blocks if runner is not None else pool_blocks(model, options)
         assert num_blocks is not None, "a runner has a pool of its own"
         self.max_model_tokens = max_model_tokens(model, options, num_blocks)
@@ -290,8 +292,7 @@ class Engine:
             InferScopeError: too many steps in a row have failed.
         """
         if self._deferred.probe is not self.probe:
-            self._deferred.probe = self.probe
-            self.probe.look_after(self._deferred.flush_overdue)
+            self._begin_recording()
         outputs = self._take_inbox()
         if self._flights and not self.scheduler.has_room:
             outputs += self._commit()
@@ -335,6 +336,17 @@ class Engine:
         return [tokens_by_id[request_id] for request_id in request_ids]
 
     # --- internals ----------------------------------------------------------------------------
+
+    def _begin_recording(self) -> None:
+        """Record by the probe that is set now."""
+        self._deferred.probe = self.probe
+        self.probe.look_after(self._deferred.flush_overdue)
+        self._forensics = self.pool.observer = CacheForensics.of(
+            self.probe,
+            block_tokens=self.pool.block_tokens,
+            num_blocks=self.pool.num_blocks,
+            is_enabled=self.options.prefix_cache,
+        )
 
     def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
         vocab = self.model.config.vocab
@@ -428,6 +440,8 @@ class Engine:
                 totals.cached_tokens += request.cached_tokens
                 cached = request.cached_tokens
                 probe.admitted(request.index, cached_tokens=cached, at_ns=end_ns)
+                if self._forensics is not None:
+                    self._forensics.admitted(request)
         probe.plan(
             step,
             start_ns=start_ns,

@@ -81,6 +81,7 @@ class FrontEnd:
                 self._engine.submit(
                     tokens, sampling, request_id=request_id, external_id=external_id
                 )
+                probe.compare_prompt(index, tokens)
             except Exception as error:
                 is_over = True
                 probe.finished(index, _finish_of(error))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -39,8 +39,25 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 NO_MATCH = Match(blocks=[], chain=ROOT, num_cached=0)
 
 
+class PoolObserver(Protocol):
+    """Interface of an observer of what a pool publishes and evicts (`forensics.py`)."""
+
+    def make_room_for(self, index: int) -> None:
+        """Note the request whose allocation begins."""
+
+    def published(self, chain: int, *, parent: int, tokens: tuple[int, ...]) -> None:
+        """Note a published block, by the chain of the block after it."""
+
+    def evicted(self, chain: int) -> None:
+        """Note that this block was evicted."""
+
+
 class BlockPool:
-    """Block accounting of a paged KV cache; `attention.py` holds the tensors."""
+    """Block accounting of a paged KV cache; `attention.py` holds the tensors.
+
+    Attributes:
+        observer: observer of published and evicted blocks; None for none.
+    """
 
     def __init__(self, num_blocks: int, *, block_tokens: int) -> None:
         self.num_blocks = num_blocks
@@ -57,6 +74,7 @@ class BlockPool:
         self._latest: Match | None = None
         """Latest match; None once a new search could find another one."""
         self._latest_blocks: frozenset[int] = frozenset()
+        self.observer: PoolObserver | None = None
         self._latest_next: _Key | None = None
         """Key whose publication would extend the latest match; None if it cannot be extended."""
 
@@ -83,9 +101,14 @@ class BlockPool:
         """Return the number of blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_tokens)
 
-    def allocate(self, num: int) -> list[int]:
-        """Allocate blocks with one reference each: free blocks, then the least recently used."""
+    def allocate(self, num: int, *, index: int = -1) -> list[int]:
+        """Allocate blocks with one reference each: free blocks, then the least recently used.
+
+        The observer learns the index of the request that they are for.
+        """
         assert num <= self.num_available, "allocate() beyond num_available"
+        if self.observer is not None:
+            self.observer.make_room_for(index)
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num)]
         for block in blocks:
             self._references[block] = 1
@@ -153,6 +176,8 @@ class BlockPool:
         serial = next(self._serials)
         self._published[key] = (block, serial)
         self._key_by_block[block] = key
+        if self.observer is not None:
+            self.observer.published(serial, parent=chain, tokens=tokens)
         return serial
 
     def _evict(self) -> int:
@@ -160,8 +185,10 @@ class BlockPool:
         self._note_change(block)
         key = self._key_by_block[block]
         assert key is not None, "a cached block has no key"
-        del self._published[key]
+        _, serial = self._published.pop(key)
         self._key_by_block[block] = None
+        if self.observer is not None:
+            self.observer.evicted(serial)
         return block
 
     def _note_change(self, block: int) -> None:

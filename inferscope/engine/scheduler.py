@@ -180,7 +180,7 @@ class Scheduler:
         if missing > 0:
             if not self._preempt_for(missing, request, preempted):
                 return 0
-            request.blocks += self.pool.allocate(missing)
+            request.blocks += self.pool.allocate(missing, index=request.index)
         if num_tokens:
             slices.append(
                 Slice(

@@ -1,5 +1,6 @@
 """The probe: the only API between an engine and InferScope."""
 
+from inferscope.probe.cache_watch import CacheWatch
 from inferscope.probe.clock import Clock, SystemClock
 from inferscope.probe.columns import column, digest64
 from inferscope.probe.cuda_events import TorchEvents
@@ -31,6 +32,7 @@ __all__ = [
     "NO_REQUEST",
     "WORDS",
     "AllowedHeaders",
+    "CacheWatch",
     "Clock",
     "Deferred",
     "EngineInfo",

@@ -5,8 +5,9 @@ They hold counts, positions and keyed digests only: no argument is a text of a c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from inferscope.probe.columns import (
     whole_or,
 )
 from inferscope.probe.events import NO_REQUEST
+from inferscope.probe.host_log import warn
 from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import Log
 from inferscope.records import (
@@ -36,6 +38,9 @@ from inferscope.records import (
     RequestIndex,
     encode,
 )
+
+if TYPE_CHECKING:
+    from inferscope.prefix import Mode, Namespace, PromptHistory
 
 MOST_SPANS = 8
 MOST_EVICTORS = 8
@@ -58,6 +63,12 @@ class CacheRecords:
         self._log = log
         self._life = life
         self._now = log.clock.monotonic_ns
+        self._history: PromptHistory | None = None
+        """Prompts of this process; None where they are not compared."""
+        if log.ring is not None and asked_mode() == "tokens":
+            from inferscope.prefix import PromptHistory
+
+            self._history = PromptHistory()
 
     def lookup(
         self,
@@ -125,6 +136,50 @@ class CacheRecords:
 
         self._write("prompt_likeness", index, since_ns, make)
 
+    def compare(
+        self,
+        index: RequestIndex,
+        prompt: Sequence[int],
+        *,
+        salt: object,
+        adapter: object,
+        multimodal: object,
+    ) -> None:
+        """Compare a prompt with earlier ones, and write how it is like them."""
+        life = self._life
+        if not life.on or self._history is None:
+            return
+        try:
+            t_ns = self._now()
+            try:
+                number = request_index(index)
+                if number == NO_REQUEST:
+                    return
+                raw = self._history.raw(prompt)
+                namespace = (_hash(salt), _hash(adapter), _hash(multimodal))
+            except Exception as error:
+                life.refuse("compare_prompt", error)
+                return
+            life.perform(t_ns, self._compare, self._compare, (number, raw, namespace))
+        except Exception as error:
+            life.caught(error)
+
+    def _compare(self, prompt: tuple[int, bytes, Namespace]) -> None:
+        found = None if self._history is None else self._history.compare(*prompt)
+        if found is None:
+            return
+        record = PromptLikeness(
+            self._now(),
+            prompt[0],
+            found.earlier,
+            found.diverged_at,
+            found.equal_again_at,
+            found.shift,
+            (),
+            found.differs,
+        )
+        self._log.write(_with_longest(record, found.spans))
+
     def sample(
         self,
         index: RequestIndex,
@@ -179,6 +234,24 @@ def _other(index: RequestIndex | None) -> int:
     """Return another request's index, -1 if there is none."""
     number = -1 if index is None else request_index(index)
     return -1 if number == NO_REQUEST else number
+
+
+def _hash(value: object) -> int:
+    """Return a hash of a salt, an adapter or the like; 0 if there is none."""
+    return 0 if value is None else hash(value)
+
+
+def asked_mode() -> Mode:
+    """Return the mode that INFERSCOPE_PREFIX_CACHE asks for."""
+    # Not at import: with `hashlib` it takes 6 ms, which a disabled probe need not spend.
+    from inferscope.prefix import VARIABLE, cache_mode
+
+    mode = cache_mode(os.environ)
+    if mode is None:  # nothing recorded is the safe reading of a mistake
+        value = os.environ.get(VARIABLE)
+        warn("%s is %r. Give tokens, blocks or off; it is taken for off.", VARIABLE, value)
+        return "off"
+    return mode
 
 
 def _with_longest(record: PromptLikeness, spans: list[tuple[int, int]]) -> PromptLikeness:

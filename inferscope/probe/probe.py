@@ -449,6 +449,29 @@ class Probe:
             since_ns=since_ns,
         )
 
+    def compare_prompt(
+        self,
+        index: RequestIndex,
+        prompt: Sequence[int],
+        *,
+        salt: object = None,
+        adapter: object = None,
+        multimodal: object = None,
+    ) -> None:
+        """Compare a prompt with earlier ones of this process, and record where they differ.
+
+        The tokens are held in memory for the comparison, 4 million at most, unless
+        INFERSCOPE_PREFIX_CACHE says otherwise; only positions are recorded (`PromptLikeness`).
+
+        Args:
+            index: the request.
+            prompt: its tokens.
+            salt: what separates its cached blocks from those of other clients, hashable.
+            adapter: its LoRA adapter.
+            multimodal: its images and the like: hashes of them.
+        """
+        self._cache.compare(index, prompt, salt=salt, adapter=adapter, multimodal=multimodal)
+
     def cache_sample(
         self,
         index: RequestIndex,

@@ -26,6 +26,7 @@ class Spy(Probe):
     """Probe that keeps every call in order, with the number of its step or request."""
 
     on = True
+    path = None
     hidden = contextlib.nullcontext()  # type: ignore[assignment]
 
     def __init__(self) -> None:

@@ -98,6 +98,7 @@ GOOD = {
     "end_ns": 2,
     "peer": "p",
     "earlier": 1,
+    "prompt": list(range(40)),
     "diverged_at": 2,
     "block_tokens": 16,
     "num_blocks": 4,

@@ -29,6 +29,10 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "transferred": lambda probe, index: probe.transferred(index, 9, start_ns=0, end_ns=1, peer="p"),
     "cache_lookup": lambda probe, index: probe.cache_lookup(index, tokens={"hit": 3}),
     "prompt_likeness": lambda probe, index: probe.prompt_likeness(index, index, diverged_at=2),
+    "compare_prompt": lambda probe, index: (
+        probe.compare_prompt(index, range(40)),
+        probe.compare_prompt(index, range(40)),
+    ),
     "cache_sample": lambda probe, index: probe.cache_sample(
         index, block_tokens=16, num_blocks=1, rate=1.0, digests=[1]
     ),

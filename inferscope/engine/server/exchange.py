@@ -247,6 +247,9 @@ class Exchange:
                 trace=self._origin.trace,
             )
             choice.is_submitted = True
+        for choice in self.choices[:: call.num_each]:  # while the engine begins with them
+            prompt = prompts[choice.number // call.num_each]
+            self._front.probe.compare_prompt(choice.conversation.index, prompt)
 
     async def next_deliveries(self) -> list[tuple[Choice, Delivery]]:
         """Wait for at least one delivery and return all that are pending.

@@ -1,0 +1,41 @@
+"""Keys of a prompt's blocks, for engines whose own hashes cannot be read.
+
+A key stands for a block and all blocks before it. Python's hash of bytes and tuples is keyed per
+process, unless PYTHONHASHSEED is set; the keys stay in the process in any case.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+
+def first_key(namespace: object = None) -> int:
+    """Return the key of an empty prefix, apart for each salt, LoRA adapter and the like."""
+    return hash((namespace, "prefix"))
+
+
+def next_key(key: int, block: bytes) -> int:
+    """Return the key of a block behind the prefix with a key."""
+    return hash((key, block))
+
+
+def block_keys(raw: bytes, block_bytes: int, namespace: object = None) -> list[int]:
+    """Return the key of each whole block of a prompt.
+
+    Args:
+        raw: the prompt's tokens, in any encoding of a fixed width.
+        block_bytes: length of a block in that encoding.
+        namespace: what keeps blocks of equal tokens apart.
+    """
+    key = first_key(namespace)
+    keys = []
+    for end in range(block_bytes, len(raw) + 1, block_bytes):
+        key = hash((key, raw[end - block_bytes : end]))  # `next_key`, without the call
+        keys.append(key)
+    return keys
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    """Return keys one after another, as `BlockSampler` takes them."""
+    return array("q", keys).tobytes()

@@ -1,0 +1,286 @@
+"""What happened to the blocks of a prefix cache, and so to each token of a prompt.
+
+    prompt   | hit | pending, evicted, cleared … | unmatched | rule | rounding |
+             0     └ walk through the block keys ┘           └ the engine always computes
+
+Keys stand for a block and all blocks before it: the engine's own hashes, or those of
+`keys.py`. They stay in the process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
+from time import monotonic_ns
+from typing import NamedTuple
+
+import msgspec
+
+from inferscope.prefix.generations import Generations
+
+MOST_GHOSTS = 200_000
+"""Evicted blocks remembered: 30 MB with keys of 36 bytes."""
+MOST_SEEN = 100_000
+"""Keys of earlier prompts remembered where evictions cannot be seen: 10 MB."""
+_MOST_BATCHES = 16_384
+_MOST_ROUNDS = 4096
+MOST_EVICTORS = 8
+"""Requests listed as possible evictors."""
+
+
+class Loss(NamedTuple):
+    """Blocks that left the cache at the same time and for the same reason."""
+
+    at_ns: int
+    evictor: int
+    """Index of the request that they made room for; -1 if unknown."""
+    is_reset: bool
+
+
+class Outcome(msgspec.Struct):
+    """Tokens of a prompt by class, and the circumstances: the fields of a `CacheLookup`."""
+
+    hit: int = 0
+    off: int = 0
+    cleared: int = 0
+    evicted: int = 0
+    pending: int = 0
+    unmatched: int = 0
+    rule: int = 0
+    rounding: int = 0
+    evictor: int = -1
+    evicted_ns: int | None = None
+    twin: int = -1
+    num_evictors: int = 0
+    evictors: tuple[int, ...] = ()
+    is_inferred: bool = False
+    off_reason: str = ""
+
+
+class BlockHistory:
+    """Evictions and resets of one cache, in bounded memory.
+
+    Attributes:
+        block_tokens: tokens that a key stands for.
+        page_tokens: tokens that the engine caches at a time; fewer than `block_tokens` where the
+            keys are ours and the engine caches single tokens.
+        last_reset_ns: time of the last reset.
+    """
+
+    def __init__(
+        self,
+        block_tokens: int,
+        *,
+        page_tokens: int | None = None,
+        is_inferring: bool = False,
+        most_ghosts: int = MOST_GHOSTS,
+        most_seen: int = MOST_SEEN,
+        now: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        """Create an empty history; with `is_inferring` it derives evictions that it cannot see."""
+        self._now = now
+        self.block_tokens = block_tokens
+        self.page_tokens = page_tokens or block_tokens
+        self.last_reset_ns = -1
+        self._ghosts: Generations[Hashable, int] = Generations(most_ghosts)
+        """Batch of every block that left the cache."""
+        self._losses: Generations[int, Loss] = Generations(_MOST_BATCHES)
+        self._batch = 0
+        """Current batch; 0 before its first eviction."""
+        self._num_batches = 0
+        self._evictor = -1
+        self._seen: Generations[Hashable, int] | None = None
+        """Time at which a prompt with this block was admitted last."""
+        if is_inferring:
+            self._seen = Generations(most_seen)
+        self._rounds: deque[tuple[int, int, int]] = deque(maxlen=_MOST_ROUNDS)
+        """Time, evictor and number of tokens of evictions whose blocks are not known."""
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of evicted blocks remembered."""
+        return len(self._ghosts)
+
+    @property
+    def num_seen(self) -> int:
+        """Number of blocks of earlier prompts remembered."""
+        return 0 if self._seen is None else len(self._seen)
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of evictions of unknown blocks remembered."""
+        return len(self._rounds)
+
+    def make_room_for(self, index: int) -> None:
+        """Note the request for which blocks are evicted from here on; -1 for none."""
+        self._evictor = index
+        self._batch = 0
+
+    def evicted(self, key: Hashable) -> None:
+        """Note that a block was evicted. Hot: 0.2 µs per block."""
+        batch = self._batch
+        if not batch:
+            batch = self._begin(Loss(self._now(), self._evictor, is_reset=False))
+        ghosts = self._ghosts
+        ghosts.young[key] = batch
+        if len(ghosts.young) >= ghosts.half:
+            ghosts.turn()
+
+    def evicted_tokens(self, num_tokens: int) -> None:
+        """Note that blocks were evicted which cannot be identified."""
+        self._rounds.append((self._now(), self._evictor, num_tokens))
+
+    def cleared(self, keys: Iterable[Hashable] = ()) -> None:
+        """Note that the cache was reset, and these blocks were in it."""
+        self.last_reset_ns = self._now()
+        batch = self._begin(Loss(self.last_reset_ns, -1, is_reset=True))
+        self._batch = 0
+        ghosts = self._ghosts
+        ghosts.turn()
+        ghosts.young = dict.fromkeys(islice(keys, ghosts.half - 1), batch)
+
+    def account(
+        self,
+        num_tokens: int,
+        hit: int,
+        keys: Sequence[Hashable],
+        *,
+        pending: Iterable[tuple[int, Sequence[Hashable]]] = (),
+        num_reusable: int | None = None,
+    ) -> Outcome:
+        """Divide a prompt's tokens by what the cache did with them.
+
+        Args:
+            num_tokens: tokens of the prompt.
+            hit: tokens taken from the cache.
+            keys: key of each whole block, in order.
+            pending: requests whose prompts are being computed, with the keys of the blocks that are
+                not in the cache yet and of all before them.
+            num_reusable: most tokens that the engine takes from its cache; the pages before the
+                last token if None.
+        """
+        page = self.page_tokens
+        hit = min(hit, num_tokens)
+        if num_reusable is None:
+            num_reusable = max(0, num_tokens - 1) // page * page
+        top = min(num_tokens, max(num_reusable, hit))
+        whole = max(top, num_tokens // page * page)
+        outcome = Outcome(hit=hit, rule=whole - top, rounding=num_tokens - whole)
+        end = self._walk(outcome, hit, top, keys, list(pending))
+        outcome.unmatched = top - end
+        if self._seen is not None and outcome.unmatched:
+            self._infer(outcome, end, top, keys)
+        return outcome
+
+    def not_asked(self, num_tokens: int, hit: int, reason: str) -> Outcome:
+        """Return the outcome for a prompt that was not looked up."""
+        hit = min(hit, num_tokens)
+        return Outcome(hit=hit, off=num_tokens - hit, off_reason=reason)
+
+    def _walk(
+        self,
+        outcome: Outcome,
+        at: int,
+        top: int,
+        keys: Sequence[Hashable],
+        pending: list[tuple[int, Sequence[Hashable]]],
+    ) -> int:
+        """Count tokens whose blocks were lost or are being computed; return where they end."""
+        width = self.block_tokens
+        young, old = self._ghosts.young, self._ghosts.old
+        last = ""
+        for number in range(at // width, min(top // width, len(keys))):
+            key = keys[number]
+            batch = young.get(key) or old.get(key)
+            if batch is not None:
+                last = self._lost(outcome, batch)
+            else:
+                twin = _computing(pending, number, key)
+                if twin is None:
+                    break
+                last = "pending"
+                if outcome.twin < 0:
+                    outcome.twin = twin
+            end = (number + 1) * width
+            setattr(outcome, last, getattr(outcome, last) + end - at)
+            at = end
+        else:
+            # The tokens behind the last key, where pages are smaller than blocks.
+            if last and at < top:
+                setattr(outcome, last, getattr(outcome, last) + top - at)
+                at = top
+        return at
+
+    def _lost(self, outcome: Outcome, batch: int) -> str:
+        """Note the circumstances of a lost block, and return its class."""
+        loss = self._losses.get(batch)
+        if loss is None:
+            return "evicted"
+        if loss.is_reset:
+            if outcome.evicted_ns is None:
+                outcome.evicted_ns = loss.at_ns
+            return "cleared"
+        if not outcome.evicted:  # also after a reset block: the eviction is the rarer news
+            outcome.evictor, outcome.evicted_ns = loss.evictor, loss.at_ns
+        return "evicted"
+
+    def _infer(self, outcome: Outcome, at: int, top: int, keys: Sequence[Hashable]) -> None:
+        """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
+        assert self._seen is not None
+        width, number = self.block_tokens, at // self.block_tokens
+        since_ns = None
+        while number < len(keys):
+            seen_ns = self._seen.get(keys[number])
+            if seen_ns is None:
+                break
+            since_ns = seen_ns if since_ns is None else since_ns
+            number += 1
+        if since_ns is None:
+            return
+        end = min(number * width, top)
+        if number >= top // width:
+            end = top
+        outcome.unmatched -= end - at
+        outcome.is_inferred = True
+        if since_ns <= self.last_reset_ns:
+            outcome.cleared += end - at
+            if outcome.evicted_ns is None:
+                outcome.evicted_ns = self.last_reset_ns
+            return
+        tokens_by_evictor: Counter[int] = Counter()
+        for at_ns, evictor, num in self._rounds:
+            if at_ns >= since_ns:
+                tokens_by_evictor[evictor] += num
+                outcome.evicted_ns = at_ns
+        if not outcome.evicted:
+            outcome.num_evictors = len(tokens_by_evictor)
+            listed = tokens_by_evictor.most_common(MOST_EVICTORS)
+            outcome.evictors = tuple(evictor for evictor, _ in listed)
+            outcome.evictor = outcome.evictors[0] if listed else -1
+        outcome.evicted += end - at
+
+    def remember(self, keys: Sequence[Hashable]) -> None:
+        """Note the blocks of an admitted prompt, where evictions have to be derived."""
+        seen = self._seen
+        if seen is None:
+            return
+        seen.young.update(dict.fromkeys(islice(keys, seen.half), self._now()))
+        if len(seen.young) >= seen.half:
+            seen.turn()
+
+    def _begin(self, loss: Loss) -> int:
+        self._num_batches += 1
+        self._batch = self._num_batches
+        self._losses.put(self._batch, loss)
+        return self._batch
+
+
+def _computing(
+    pending: list[tuple[int, Sequence[Hashable]]], number: int, key: Hashable
+) -> int | None:
+    """Return the request that is computing a block, or None."""
+    for index, keys in pending:
+        if number < len(keys) and keys[number] == key:
+            return index
+    return None

@@ -1,0 +1,188 @@
+"""Laws of the division of a prompt's tokens, against a cache that is simulated block by block."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferscope.prefix import BlockHistory, Outcome, block_keys
+from inferscope.prefix.generations import Generations
+from inferscope.prefix.lookups import MOST_EVICTORS
+from inferscope.records import LOOKUP_CLASSES
+
+WIDTH = 4
+
+
+def total(outcome: Outcome) -> int:
+    return sum(getattr(outcome, name) for name in LOOKUP_CLASSES)
+
+
+def classes(outcome: Outcome) -> dict[str, int]:
+    return {name: num for name in LOOKUP_CLASSES if (num := getattr(outcome, name))}
+
+
+def history(**options: int) -> BlockHistory:
+    return BlockHistory(WIDTH, now=count(1).__next__, **options)  # type: ignore[arg-type]
+
+
+def test_lost_pending_and_unmatched_blocks_are_told_apart() -> None:  # words: ok
+    seen = history()
+    keys = list("abcdef")
+    seen.make_room_for(9)
+    seen.evicted("c")
+    seen.evicted("b")
+    outcome = seen.account(27, 4, keys, pending=[(5, list("abcd"))])
+    assert classes(outcome) == {
+        "hit": 4, "evicted": 8, "pending": 4, "unmatched": 8, "rounding": 3
+    }  # fmt: skip
+    assert (outcome.evictor, outcome.twin) == (9, 5)
+
+
+def test_each_allocation_has_its_own_time() -> None:
+    seen = history()
+    seen.make_room_for(1)
+    seen.evicted("a")
+    seen.make_room_for(1)
+    seen.evicted("b")
+    assert seen.account(9, 4, ["x", "b"]).evicted_ns == 2
+    assert seen.account(9, 0, ["a", "b"]).evicted_ns == 1
+
+
+def test_blocks_of_a_reset_cache_are_cleared() -> None:
+    seen = history()
+    seen.evicted("c")
+    seen.cleared(["a", "b"])
+    outcome = seen.account(13, 0, list("abc"))
+    assert classes(outcome) == {"cleared": 8, "evicted": 4, "rounding": 1}
+    assert outcome.evicted_ns == 1  # that of the eviction
+    assert seen.account(9, 0, list("ab")).evicted_ns == 2
+
+
+def test_pages_of_one_token_leave_no_rounding() -> None:
+    seen = history(page_tokens=1)
+    seen.evicted("b")
+    assert classes(seen.account(10, 5, ["a", "b"])) == {"hit": 5, "evicted": 4, "rule": 1}
+    assert classes(seen.account(10, 9, ["a", "b"])) == {"hit": 9, "rule": 1}
+    assert classes(seen.account(3, 0, [])) == {"unmatched": 2, "rule": 1}
+
+
+def test_more_hits_than_the_rule_allows_are_believed() -> None:
+    assert classes(history().account(8, 8, ["a", "b"])) == {"hit": 8}
+    assert classes(history().account(8, 99, ["a", "b"])) == {"hit": 8}
+    assert classes(history().account(0, 0, [])) == {}
+
+
+def test_an_inferred_eviction_lists_whoever_made_room_since() -> None:  # words: ok
+    seen = history(page_tokens=1, is_inferring=True)
+    seen.remember(["a", "b", "c"])
+    for index, tokens in ((7, 10), (8, 50), (7, 10)):
+        seen.make_room_for(index)
+        seen.evicted_tokens(tokens)
+    outcome = seen.account(12, 4, ["a", "b", "c"])
+    assert classes(outcome) == {"hit": 4, "evicted": 7, "rule": 1}
+    assert (outcome.evictor, outcome.evictors, outcome.num_evictors) == (8, (8, 7), 2)
+    assert outcome.is_inferred
+    seen.remember(["a", "b", "c"])
+    seen.cleared()
+    assert classes(seen.account(12, 0, ["a", "b", "c"])) == {"cleared": 11, "rule": 1}
+    for index in range(2 * MOST_EVICTORS):
+        seen.remember(["x"])
+        seen.make_room_for(index)
+    assert classes(seen.account(9, 0, ["y", "z"])) == {"unmatched": 8, "rule": 1}
+
+
+class Cache:
+    """A cache of blocks with LRU eviction, tail first, and the truth about each of its blocks."""
+
+    def __init__(self, size: int, seen: BlockHistory) -> None:
+        self.size = size
+        self.seen = seen
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.evictor: dict[int, int] = {}
+
+    def serve(self, index: int, keys: list[int], num_tokens: int) -> Outcome:
+        most = max(0, num_tokens - 1) // WIDTH
+        num_hit = next((at for at in range(most) if keys[at] not in self.blocks), most)
+        self.seen.make_room_for(index)
+        for key in reversed(keys):
+            self.blocks[key] = None
+            self.blocks.move_to_end(key)
+        while len(self.blocks) > self.size:
+            evicted, _ = self.blocks.popitem(last=False)
+            self.evictor[evicted] = index
+            self.seen.evicted(evicted)
+        return self.seen.account(num_tokens, num_hit * WIDTH, keys)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.integers(14, 40))  # the longest prompt has 13 blocks
+def test_classes_sum_and_every_eviction_is_named_with_its_evictor(seed: int, size: int) -> None:
+    key = random.Random(seed)
+    cache = Cache(size, BlockHistory(WIDTH))
+    stems = [key.randbytes(key.randrange(40)) for _ in range(4)]
+    known: set[int] = set()
+    for index in range(30):
+        raw = key.choice(stems) + key.randbytes(key.randrange(3)) * key.randrange(6)
+        keys = block_keys(raw, WIDTH)
+        evictors = dict(cache.evictor)
+        outcome = cache.serve(index, keys, len(raw))
+        assert total(outcome) == len(raw)
+        lost = []
+        for each in keys[outcome.hit // WIDTH : max(0, len(raw) - 1) // WIDTH]:
+            if each not in known:
+                break
+            lost.append(each)
+        assert outcome.evicted == WIDTH * len(lost)
+        assert outcome.evictor == (evictors[lost[0]] if lost else -1)
+        known.update(keys)
+
+
+def test_no_eviction_is_named_in_a_cache_that_was_never_full() -> None:
+    key = random.Random(1)
+    cache = Cache(10_000, history())
+    for index in range(200):
+        raw = key.randbytes(key.randrange(4)) * key.randrange(1, 40)
+        assert not cache.serve(index, block_keys(raw, WIDTH), len(raw)).evicted
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 7, 100])
+def test_generations_hold_the_newest_half_and_never_more_than_all(capacity: int) -> None:
+    held: Generations[int, int] = Generations(capacity)
+    for number in range(1000):
+        held.put(number, number + 1)
+        assert len(held) <= max(2, capacity)
+        for newest in range(max(0, number - capacity // 2 + 2), number + 1):
+            assert held.get(newest) == newest + 1
+    held.clear()
+    assert (len(held), held.get(999)) == (0, None)
+
+
+def test_wide_input_stays_within_the_bounds() -> None:
+    seen = BlockHistory(WIDTH, most_ghosts=1000, is_inferring=True, most_seen=1000)
+    for index in range(5000):
+        seen.make_room_for(index)
+        seen.evicted(index)
+        seen.evicted_tokens(1)
+        seen.remember(range(index * 100, index * 100 + 100))
+    seen.remember(range(10**6))
+    seen.cleared(range(10**6))
+    assert seen.num_ghosts <= 1000
+    assert seen.num_seen <= 1000
+    assert seen.num_rounds <= 4096
+    assert sys.getsizeof(seen) < 1000
+
+
+def test_keys_depend_on_all_tokens_before_and_the_namespace() -> None:
+    raw = bytes(range(64))
+    keys = block_keys(raw, WIDTH)
+    assert len(set(keys)) == 16
+    edited = block_keys(bytes([9]) + raw[1:], WIDTH)
+    assert not set(keys) & set(edited)
+    assert not set(keys) & set(block_keys(raw, WIDTH, "salt"))
+    assert block_keys(raw[:63], WIDTH) == keys[:15]
