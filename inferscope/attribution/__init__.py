@@ -36,7 +36,7 @@ from inferscope.attribution.ledger import (
 )
 from inferscope.attribution.marginal import BlameWeights, blame_weights
 from inferscope.attribution.metric_breakdown import METRICS, LedgerView, Metric, breakdown
-from inferscope.attribution.peers import Peers, remembered
+from inferscope.attribution.peers import PeerRecord, Peers, remembered
 from inferscope.attribution.prompt_parts import PromptCost, PromptPart
 from inferscope.attribution.regression import (
     FEWEST_WINDOWS,
@@ -103,6 +103,7 @@ __all__ = [
     "Ledger",
     "LedgerView",
     "Metric",
+    "PeerRecord",
     "Peers",
     "Priced",
     "PromptCost",

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution.peers import PeerRecord, remembered
+from inferscope.attribution import PeerRecord, remembered
 from inferscope.fold import (
     BIN_EDGES_NS,
     Collector,

@@ -5,6 +5,7 @@ from inferscope.text.panels.causes import causes
 from inferscope.text.panels.kv import engine_and_kv
 from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
+from inferscope.text.panels.objectives import burn_rate, objective_label
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
 from inferscope.text.panels.request import breadcrumb, request_detail
@@ -24,6 +25,7 @@ __all__ = [
     "Unit",
     "breadcrumb",
     "brief",
+    "burn_rate",
     "causes",
     "decomposition",
     "device_time",
@@ -31,6 +33,7 @@ __all__ = [
     "lanes",
     "largest_problem",
     "newest_ns",
+    "objective_label",
     "order_steps",
     "request_detail",
     "service_levels",

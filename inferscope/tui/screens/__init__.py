@@ -14,7 +14,6 @@ SCREENS: tuple[type[SceneScreen], ...] = (OverviewScreen, TimelineScreen, SloScr
 __all__ = [
     "SCREENS",
     "DetailScreen",
-    "EngineScreen",
     "HelpScreen",
     "OverviewScreen",
     "SceneScreen",

@@ -14,7 +14,7 @@ from inferscope.fold import ServiceLevels, WorstRequest
 from inferscope.slo import Objective, line_of, objectives_of_line
 from inferscope.text import TRIANGLE, Line, Scene, frame
 from inferscope.text.bodies import slo_body
-from inferscope.text.panels.objectives import burn_rate, objective_label
+from inferscope.text.panels import burn_rate, objective_label
 from inferscope.text.plots import share
 from inferscope.tui.keys import SLO_HELP, SLO_KEYS, SLO_METHODS
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
