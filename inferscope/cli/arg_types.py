@@ -75,6 +75,18 @@ def share(text: str) -> float:
     return number
 
 
+def level(text: str) -> float:
+    """Parse a level of confidence for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not a number from 0.5 to below 1.
+    """
+    number = share(text)
+    if not 0.5 <= number <= 0.9999:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a level: give 0.5 to 0.9999")
+    return number
+
+
 def latency_ns(text: str) -> int:
     """Parse a latency with its unit for argparse, and return nanoseconds.
 

@@ -16,7 +16,13 @@ from inferscope.insight import ProfileDocument
 from inferscope.json_document import Document
 from inferscope.load import LoadDocument
 from inferscope.metrics_page import PageView
-from inferscope.text import ComparisonDocument, FindingsDocument, SharesDocument, WhyDocument
+from inferscope.text import (
+    ComparisonDocument,
+    DiffDocument,
+    FindingsDocument,
+    SharesDocument,
+    WhyDocument,
+)
 
 LIST, PAGE = "attach (several engines)", "attach URL"
 """Names of the documents that `attach` prints for targets other than one engine."""
@@ -32,6 +38,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "why": WhyDocument,
     "shares": SharesDocument,
     "findings": FindingsDocument,
+    "diff": DiffDocument,
     "slo check": CheckDocument,
     "sampler": SamplerDocument,
     "load": LoadDocument,

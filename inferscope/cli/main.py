@@ -28,6 +28,7 @@ COMMANDS = {
     "shares": "divide the device's time by request, tenant, phase or model",
     "report": "write a report on a run as one HTML file",
     "findings": "detect common performance problems and suggest fixes",
+    "diff": "compare two recordings, and fail if one is worse beyond given limits",
     "collect": "export metrics and records of all engines of this host, and pin incidents",
     "slo": "explain SLO objectives, evaluate a recording, write Prometheus rules",
     "sampler": "sample hardware counters of GPUs and host for all engines here",

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
         row_line,
     )
     from inferscope.text.comparison import ComparisonDocument, comparison_page, verdict_sentence
+    from inferscope.text.diff import (
+        DiffDocument,
+        DiffEngine,
+        DiffSide,
+        diff_document,
+        diff_page,
+    )
     from inferscope.text.evidence import many
     from inferscope.text.explanation import why
     from inferscope.text.findings import (
@@ -56,6 +63,9 @@ __all__ = [
     "WINDOWS_NS",
     "Column",
     "ComparisonDocument",
+    "DiffDocument",
+    "DiffEngine",
+    "DiffSide",
     "FindingsDocument",
     "Line",
     "Scene",
@@ -66,6 +76,8 @@ __all__ = [
     "column_at",
     "columns_for",
     "comparison_page",
+    "diff_document",
+    "diff_page",
     "findings_brief",
     "findings_json",
     "findings_text",
@@ -97,6 +109,7 @@ __getattr__ = lazy_names(
     {
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
         "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
+        "diff": ["DiffDocument", "DiffEngine", "DiffSide", "diff_document", "diff_page"],
         "explanation": ["why"],
         "evidence": ["many"],
         "findings": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from inferscope.insight.compare import Comparison, ComparisonRow, Limits
+from inferscope.insight.compare import Comparison, Difference, Limits
 from inferscope.json_document import Document
 from inferscope.text.plots import (
     UNKNOWN,
@@ -20,15 +20,21 @@ from inferscope.text.plots import (
 
 _NAME, _NUMBER, _INTERVAL = 24, 11, 22
 _GROUPS = {
+    "workload": "workload",
     "latency": "latency, ms",
     "load": "load",
     "phase": "device time per request, ms",
     "ledger": "ledger: time per request from arrival to delivery, by cause, ms",
 }
-_UNITS = {"ns": " ms", "requests/s": " per s", "tok/s": " per s", "share": ""}
+_UNITS = {"ns": " ms", "requests/s": " per s", "tok/s": " per s", "tokens": "", "share": ""}
 _LABELS = {
-    **{f"{metric}_p{percent}": f"{metric.upper()} p{percent}"
-       for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99)},
+    **{f"{metric}_{of}": f"{metric.upper()} {of}"
+       for metric in ("ttft", "tbt", "tpot", "e2e")
+       for of in ("mean", "p50", "p90", "p95", "p99")},
+    "requests": "arrivals, requests/s",
+    "failed": "failed requests",
+    "prompt_tokens": "prompt, tokens",
+    "output_tokens": "answer, tokens",
     "goodput": "goodput, requests/s",
     "throughput": "output, tokens/s",
     "cached_prompt": "prompt from the cache",
@@ -61,15 +67,15 @@ class ComparisonDocument(Document, frozen=True, kw_only=True):
     """Verdict in a sentence."""
 
 
-def verdict_sentence(comparison: Comparison, *, a: str, b: str) -> str:
+def verdict_sentence(headlines: Sequence[Difference], *, a: str, b: str) -> str:
     """Return the verdict on the headline rows in a sentence."""
-    if not comparison.headlines:
+    if not headlines:
         return "No verdict: too few runs have finished requests."
-    found = [row for row in comparison.headlines if row.verdict in ("lower", "higher")]
-    rest = _listed([_label(row) for row in comparison.headlines if row not in found])
+    found = [row for row in headlines if row.verdict in ("lower", "higher")]
+    rest = listed([label(row) for row in headlines if row not in found])
     if not found:
         return f"No difference shown between {a} and {b}: not in {rest}."
-    changes = _listed([_change(row) for row in found])
+    changes = listed([change(row) for row in found])
     end = f"; no difference shown in {rest}." if rest else "."
     return f"With {b} instead of {a}, {changes}{end}"
 
@@ -87,16 +93,22 @@ def comparison_page(document: ComparisonDocument, *, width: int, ascii: bool) ->
             width,
         ),
     ]
-    for group, title in _GROUPS.items():
-        rows = [row for row in comparison.rows if row.group == group]
-        if rows:
-            lines += ["", _line(title, ("A", "B", "B - A", ""), "interval", "")]
-            lines += map(_row, rows)
-    lines.append("")
+    lines += [*tables(comparison.rows), ""]
     for sentence in (*_notes(comparison), f"Verdict: {plain(document.verdict)}"):
         lines += textwrap.wrap(sentence, width, break_on_hyphens=False)
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return to_ascii(text) if ascii else text
+
+
+def tables(rows: Sequence[Difference]) -> list[str]:
+    """Return the lines of a table for each group of rows, with an empty line before it."""
+    lines = []
+    for group, title in _GROUPS.items():
+        of_group = [row for row in rows if row.group == group]
+        if of_group:
+            lines += ["", _line(title, ("A", "B", "B - A", ""), "interval", "")]
+            lines += map(_row, of_group)
+    return lines
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -109,24 +121,24 @@ def _notes(comparison: Comparison) -> list[str]:
             f" sides differ in any of them at most once in twenty comparisons. Other intervals are"
             f" of {share(rest.level)}, and one row in twenty may differ by chance."
         )
-    sentences.append(f"Goodput: {_within(comparison.limits)}, twice the medians of both sides.")
+    sentences.append(f"Goodput: {within(comparison.limits)}, twice the medians of both sides.")
     if comparison.num_left_out:
         sentences.append(f"{comparison.num_left_out} requests that failed are in no row.")
     return sentences
 
 
-def _within(limits: Limits) -> str:
+def within(limits: Limits) -> str:
+    """Return the limits of the goodput in words."""
     tpot = "" if limits.tpot_ns is None else f" and TPOT within {duration(limits.tpot_ns)}"
     return f"TTFT within {duration(limits.ttft_ns)}{tpot}"
 
 
-def _row(row: ComparisonRow) -> str:
-    name = f"{_label(row)} *" if row.is_headline else _label(row)
-    numbers = [_number(value, row.unit) for value in (row.a, row.b, row.difference)]
-    interval = f"{_number(row.low, row.unit)} to {_number(row.high, row.unit)}"
+def _row(row: Difference) -> str:
+    name = f"{label(row)} *" if row.is_headline else label(row)
+    numbers = [number(value, row.unit) for value in (row.a, row.b, row.difference)]
     verdict = row.verdict if row.verdict in ("lower", "higher") else ""
-    change = UNKNOWN if row.share is None else f"{100 * row.share:+.0f}%"
-    return _line(name, (*numbers, change), interval, verdict)
+    percent = UNKNOWN if row.share is None else f"{100 * row.share:+.0f}%"
+    return _line(name, (*numbers, percent), interval(row), verdict)
 
 
 def _line(name: str, numbers: Sequence[str], interval: str, verdict: str) -> str:
@@ -136,27 +148,39 @@ def _line(name: str, numbers: Sequence[str], interval: str, verdict: str) -> str
     return f"{fit_name(name, _NAME)}{cells}{interval:>{_INTERVAL}}  {verdict}"
 
 
-def _number(value: float, unit: str) -> str:
+def number(value: float, unit: str) -> str:
+    """Return a value of a row, without its unit."""
     if unit == "ns":
         return milliseconds(value)
     return share(value) if unit == "share" else per_second(value)
 
 
-def _label(row: ComparisonRow) -> str:
+def measured(value: float, unit: str) -> str:
+    """Return a value of a row with its unit."""
+    return f"{number(value, unit)}{_UNITS[unit]}"
+
+
+def interval(row: Difference) -> str:
+    """Return a row's interval, without its unit."""
+    return f"{number(row.low, row.unit)} to {number(row.high, row.unit)}"
+
+
+def label(row: Difference) -> str:
+    """Return a row's name on a page."""
     return _LABELS.get(row.name, row.name)
 
 
-def _change(row: ComparisonRow) -> str:
+def change(row: Difference) -> str:
     """Return a row's change: `TTFT p50 is 31% lower (by 12.0 to 45.1 ms)`."""
-    name = _label(row).partition(",")[0]
+    name = label(row).partition(",")[0]
     if not row.a:
         return f"{name} is {row.verdict}"
     least, most = sorted((abs(row.low), abs(row.high)))
-    ends = f"{_number(least, row.unit)} to {_number(most, row.unit)}{_UNITS[row.unit]}"
+    ends = f"{number(least, row.unit)} to {measured(most, row.unit)}"
     return f"{name} is {100 * abs(row.difference / row.a):.0f}% {row.verdict} (by {ends})"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return names as a list in a sentence."""
     short = [name.partition(",")[0] if name.endswith("/s") else name for name in names]
     return (

@@ -38,8 +38,8 @@ ROOT = Path(__file__).parents[2]
 _LATEST_S = 90.0
 SHORT = frozenset(
     (
-        *("attach", "collect", "doctor", "export", "findings", "load", "off", "on", "replay"),
-        *("run", "sampler", "shares", "slo", "why", "help", "version"),
+        *("attach", "collect", "diff", "doctor", "export", "findings", "load", "off", "on"),
+        *("replay", "run", "sampler", "shares", "slo", "why", "help", "version"),
     )
 )
 """Commands that take less than their imports do."""

@@ -14,7 +14,9 @@ def document(comparison: Comparison) -> ComparisonDocument:
     return ComparisonDocument(
         a="--no-prefix-cache", b="--prefix-cache", model="builtin", seed=7, num_requests=12,
         requests_s=6.25, num_rounds=NUM_RUNS, comparison=comparison,
-        verdict=verdict_sentence(comparison, a="--no-prefix-cache", b="--prefix-cache"),
+        verdict=verdict_sentence(
+            comparison.headlines, a="--no-prefix-cache", b="--prefix-cache"
+        ),
     )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def test_equal_sides_have_a_verdict_too() -> None:
 def test_without_enough_runs_there_is_no_verdict() -> None:
     few = [run[:1] for run in runs(np.random.default_rng(3))[:2]]
     comparison = compare(few, few)
-    assert verdict_sentence(comparison, a="x", b="y").startswith("No verdict")
+    assert verdict_sentence(comparison.headlines, a="x", b="y").startswith("No verdict")
     assert "No verdict" in comparison_page(document(comparison), width=100, ascii=True)
 
 

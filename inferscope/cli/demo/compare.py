@@ -89,7 +89,7 @@ def run_comparison(options: argparse.Namespace) -> int:
         requests_s=ready.rate_s,
         num_rounds=options.rounds,
         comparison=comparison,
-        verdict=verdict_sentence(comparison, a=a, b=b),
+        verdict=verdict_sentence(comparison.headlines, a=a, b=b),
     )
     if options.json:
         sys.stdout.write(json_line(document))

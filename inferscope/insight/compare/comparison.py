@@ -11,44 +11,45 @@ a difference (Bonferroni). The other rows explain; of twenty of them one may dif
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from statistics import fmean
 from typing import Literal
 
 import msgspec
 
 from inferscope.fold import FinalRequest
+from inferscope.insight.compare.columns import Columns, columns_of, complete
+from inferscope.insight.compare.estimates import Resamples, estimates, unweighted
 from inferscope.insight.compare.intervals import fewest_pairs, paired_interval
-from inferscope.insight.compare.measures import (
-    HEADLINES,
-    Limits,
-    Measure,
-    common_limits,
-    complete,
-    measures,
-)
+from inferscope.insight.compare.measures import Group, Limits, Measure, common_limits, of_runs
 
+HEADLINES = ("ttft_p50", "tbt_p50", "tbt_p99", "e2e_p50", "goodput")
+"""Measures that the verdict is about."""
 _LEVEL = 0.95
 HEADLINE_LEVEL = 1 - (1 - _LEVEL) / len(HEADLINES)
 """Level of the intervals of the rows that the verdict is about."""
+_Run = tuple[Columns, Resamples]
 Verdict = Literal["lower", "higher", "no difference shown"]
 NO_DIFFERENCE: Verdict = "no difference shown"
 
 
-class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measure of both sides."""
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One measure of both sides, with the interval of its difference."""
 
     name: str
     """Name of the measure: a latency with its percentile, a rate, a phase, or a ledger's cause."""
     unit: str
-    """Unit of all numbers of the row: ns, requests/s, tok/s, or share."""
-    group: str
-    """latency, load, phase (device time per request) or ledger (time per request, by cause)."""
+    """Unit of all numbers of the row: ns, requests/s, tok/s, tokens or share."""
+    group: Group
+    """latency, load, workload, phase (device time per request), or a ledger: time by cause, per
+    request (ledger), up to its first token (ttft_ledger), or per gap between tokens (tbt_ledger).
+    """
     is_headline: bool
     """Whether the verdict is about this row; its interval is then wider."""
     a: float
-    """Mean over the runs of A."""
+    """Value of A; of several runs, their mean."""
     b: float
-    """Mean over the runs of B."""
+    """Value of B; of several runs, their mean."""
     difference: float
     """B minus A."""
     low: float
@@ -57,8 +58,6 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of the difference's interval."""
     level: float
     """Share of such intervals that hold the true difference."""
-    num_pairs: int
-    """Number of pairs of runs in which both sides have the measure."""
     verdict: Verdict
     """B compared with A: lower or higher if the interval excludes zero."""
 
@@ -66,6 +65,13 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     def share(self) -> float | None:
         """Return the difference as a share of A; None if A is zero."""
         return self.difference / self.a if self.a else None
+
+
+class ComparisonRow(Difference, frozen=True, kw_only=True):
+    """One measure of both sides, over pairs of runs."""
+
+    num_pairs: int
+    """Number of pairs of runs in which both sides have the measure."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,39 +105,43 @@ def compare(
     if len(runs_a) != len(runs_b):
         raise ValueError(f"{len(runs_a)} runs cannot be paired with {len(runs_b)}")
     kept_a, kept_b = _complete(runs_a), _complete(runs_b)
-    finished = [request for run in (*kept_a, *kept_b) for request in run]
-    if not finished:
+    num_a, num_b = (sum(map(len, runs)) for runs in (kept_a, kept_b))
+    if not num_a + num_b:
         raise ValueError("no request has finished")
-    limits = common_limits(finished)
-    rows = (_row(measure, kept_a, kept_b) for measure in measures(limits))
-    num_a = sum(map(len, kept_a))
+    sides = [[columns_of(run) for run in runs] for runs in (kept_a, kept_b)]
+    limits = common_limits(*(of for side in sides for of in side))
+    all_a, all_b = ([(of, unweighted(of)) for of in side] for side in sides)
+    rows = (_row(measure, all_a, all_b) for measure in of_runs(limits))
     return Comparison(
         rows=tuple(row for row in rows if row is not None and (row.a or row.b)),
         limits=limits,
         num_a=num_a,
-        num_b=len(finished) - num_a,
-        num_left_out=sum(map(len, runs_a)) + sum(map(len, runs_b)) - len(finished),
+        num_b=num_b,
+        num_left_out=sum(map(len, runs_a)) + sum(map(len, runs_b)) - num_a - num_b,
     )
+
+
+def verdict_of(low: float, high: float) -> Verdict:
+    """Return the verdict on an interval of B minus A."""
+    return "lower" if high < 0 else "higher" if low > 0 else NO_DIFFERENCE
 
 
 def _complete(runs: Sequence[Sequence[FinalRequest]]) -> list[list[FinalRequest]]:
     return [[request for request in run if complete(request)] for run in runs]
 
 
-def _row(
-    measure: Measure,
-    runs_a: Sequence[Sequence[FinalRequest]],
-    runs_b: Sequence[Sequence[FinalRequest]],
-) -> ComparisonRow | None:
+def _row(measure: Measure, runs_a: Sequence[_Run], runs_b: Sequence[_Run]) -> ComparisonRow | None:
     """Return a measure's row; None if too few pairs of runs have it."""
-    values = [(measure.of(a), measure.of(b)) for a, b in zip(runs_a, runs_b, strict=True)]
-    pairs = [(a, b) for a, b in values if a is not None and b is not None]
+    values = [
+        (estimates(measure, *a).item(0), estimates(measure, *b).item(0))
+        for a, b in zip(runs_a, runs_b, strict=True)
+    ]
+    pairs = [pair for pair in values if not any(map(isnan, pair))]
     is_headline = measure.name in HEADLINES
     level = HEADLINE_LEVEL if is_headline else _LEVEL
     if len(pairs) < fewest_pairs(level):
         return None
     low, high = paired_interval([b - a for a, b in pairs], level=level)
-    verdict: Verdict = "lower" if high < 0 else "higher" if low > 0 else NO_DIFFERENCE
     a, b = fmean(a for a, _ in pairs), fmean(b for _, b in pairs)
     return ComparisonRow(
         name=measure.name,
@@ -145,5 +155,5 @@ def _row(
         high=high,
         level=level,
         num_pairs=len(pairs),
-        verdict=verdict,
+        verdict=verdict_of(low, high),
     )

@@ -1,30 +1,30 @@
-"""Measures of one run: latencies, goodput, phase times and ledger rows of its final requests."""
+"""Measures of requests: latencies, goodput, workload, phase times and ledger rows.
+
+A measure is a percentile of the values of all requests, or a sum over another sum, such as the
+prefill time of all requests over their number. So a measure of any part of the requests, in which
+each counts with a weight of its own, needs no other definition (`estimates`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, median
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from inferscope.attribution import Metric, breakdown
-from inferscope.fold import FinalRequest
+from inferscope.attribution import Metric
+from inferscope.insight.compare.columns import COMPARED, PHASES, Columns, Floats
 from inferscope.records import CAUSES
 
 _LIMIT_FACTOR = 2.0
 """Limits of goodput are this many medians of both sides."""
-_COMPLETE = ("stop", "length")
-HEADLINES = ("ttft_p50", "tbt_p50", "tbt_p99", "e2e_p50", "goodput")
-"""Measures that the verdict is about."""
-_PERCENTILES: tuple[tuple[Metric, int], ...] = (
-    ("ttft", 50),
-    ("ttft", 90),
-    ("tbt", 50),
-    ("tbt", 99),
-    ("e2e", 50),
-    ("e2e", 90),
-)
+Group = Literal["latency", "load", "workload", "phase", "ledger", "ttft_ledger", "tbt_ledger"]
+PERCENTS = (50, 90, 95, 99)
+"""Percentiles of every latency that can be asked for."""
+_OF_RUNS = ("ttft_p50", "ttft_p90", "tbt_p50", "tbt_p99", "e2e_p50", "e2e_p90")
+_OF_RECORDINGS = ("ttft_mean", *_OF_RUNS[:4], "tpot_mean", "e2e_mean", *_OF_RUNS[4:])
+_CAUSE_IDX = {cause: idx for idx, cause in enumerate(CAUSES)}
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -36,113 +36,192 @@ class Limits(msgspec.Struct, frozen=True):
     """Maximum time per token after the first; null if no request had several tokens."""
 
 
-class Measure(msgspec.Struct, frozen=True):
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """Quantity that is compared.
 
     Attributes:
         name: name of the quantity.
-        unit: ns, requests/s, tok/s or share.
-        group: latency, load, phase or ledger.
-        of: function from the requests of a run to the quantity; None where it is unknown.
+        unit: ns, requests/s, tok/s, tokens or share.
+        group: part of the page that shows it.
+        metric: latency of a percentile.
+        percent: percentile, 0 to 100.
+        total: [requests] of the numerator of any other measure.
+        per: [requests] of its denominator; None for seconds.
+        is_matched: whether the requests of a side are weighted to a common workload first.
     """
 
     name: str
     unit: str
-    group: str
-    of: Callable[[Sequence[FinalRequest]], float | None]
+    group: Group
+    metric: Metric | None = None
+    percent: int = 0
+    total: Callable[[Columns], Floats] | None = None
+    per: Callable[[Columns], Floats] | None = None
+    is_matched: bool = True
 
 
-def complete(request: FinalRequest) -> bool:
-    """Return whether a request has finished and its whole life was observed."""
-    return request.finish in _COMPLETE and not request.joined_late and not request.ledger_missing
-
-
-def common_limits(requests: Iterable[FinalRequest]) -> Limits:
+def common_limits(*sides: Columns) -> Limits:
     """Return twice the medians of TTFT and TPOT over all requests of both sides.
 
     They depend on neither side more than on the other, and fit any machine.
     """
-    ttft_ns, tpot_ns = [], []
-    for request in requests:
-        ttft_ns += _latency(request, "ttft")
-        tpot_ns += _latency(request, "tpot")
-    return Limits(
-        round(_LIMIT_FACTOR * median(ttft_ns)),
-        round(_LIMIT_FACTOR * median(tpot_ns)) if tpot_ns else None,
-    )
+    medians_ns = []
+    for metric in ("ttft", "tpot"):
+        values = np.concatenate([each.latencies[metric].ns for each in sides])
+        medians_ns.append(round(_LIMIT_FACTOR * float(np.median(values))) if len(values) else None)
+    ttft_ns, tpot_ns = medians_ns
+    return Limits(ttft_ns or 0, tpot_ns)
 
 
-def measures(limits: Limits) -> list[Measure]:
-    """Return all measures, in the order of the page."""
-    latencies = [
-        Measure(f"{metric}_p{percent}", "ns", "latency", _percentile(metric, percent))
-        for metric, percent in _PERCENTILES
-    ]
+def latencies() -> list[Measure]:
+    """Return the mean and every percentile of every latency."""
     return [
-        *latencies,
-        Measure("goodput", "requests/s", "load", lambda run: _rate(run, _is_good(limits))),
-        Measure(
-            "throughput", "tok/s", "load", lambda run: _rate(run, lambda one: one.output_tokens)
-        ),
-        Measure("cached_prompt", "share", "load", _cached_share),
-        *(
-            Measure(name, "ns", "phase", _mean(of))
-            for name, of in (
-                ("prefill", lambda one: one.prefill_ns),
-                ("recomputed", lambda one: one.recomputed.ns),
-                ("decode", lambda one: one.decode_ns),
-                ("drafted", lambda one: one.drafted.ns),
-                ("rejected", lambda one: one.rejected.ns),
-            )
-        ),
-        *(Measure(cause, "ns", "ledger", _mean(_ledger_row(cause))) for cause in CAUSES),
+        measure
+        for metric in COMPARED
+        for measure in (
+            Measure(
+                name=f"{metric}_mean",
+                unit="ns",
+                group="latency",
+                total=_total_ns(metric),
+                per=_num_values(metric),
+            ),
+            *(
+                Measure(
+                    name=f"{metric}_p{percent}",
+                    unit="ns",
+                    group="latency",
+                    metric=metric,
+                    percent=percent,
+                )
+                for percent in PERCENTS
+            ),
+        )
     ]
 
 
-def _latency(request: FinalRequest, metric: Metric) -> list[float]:
-    if metric == "tbt":
-        return [float(gap_ns) for gap_ns in request.tbt_ns]
-    found = breakdown(request, metric)
-    return [] if found is None else [found.whole_ns / found.num_gaps]
+def of_runs(limits: Limits) -> list[Measure]:
+    """Return the measures of pairs of runs that served the same load, in the order of a page."""
+    return [*_named(_OF_RUNS), *_work(limits)]
 
 
-def _percentile(metric: Metric, percent: int) -> Callable[[Sequence[FinalRequest]], float | None]:
-    def of(run: Sequence[FinalRequest]) -> float | None:
-        values = [value for request in run for value in _latency(request, metric)]
-        return float(np.percentile(values, percent)) if values else None
-
-    return of
+def of_recordings(limits: Limits) -> list[Measure]:
+    """Return the measures of two recordings, in the order of a page."""
+    parts = [*_ledger("ttft", "ttft_ledger"), *_ledger("tbt", "tbt_ledger")]
+    return [*_workload(), *_named(_OF_RECORDINGS), *_work(limits), *parts]
 
 
-def _mean(of: Callable[[FinalRequest], int]) -> Callable[[Sequence[FinalRequest]], float | None]:
-    return lambda run: fmean(map(of, run)) if run else None
+def _named(names: Sequence[str]) -> list[Measure]:
+    by_name = {measure.name: measure for measure in latencies()}
+    return [by_name[name] for name in names]
 
 
-def _rate(run: Sequence[FinalRequest], of: Callable[[FinalRequest], int]) -> float | None:
-    """Return a sum over a run's requests per second, from first arrival to last delivery."""
-    if not run:
-        return None
-    span_ns = max(one.delivered_ns for one in run) - min(one.arrived_ns for one in run)
-    return sum(map(of, run)) * 1e9 / span_ns if span_ns else None
+def _work(limits: Limits) -> list[Measure]:
+    """Return the measures of goodput, phases and the whole ledger."""
+    return [
+        Measure(
+            name="goodput",
+            unit="requests/s",
+            group="load",
+            total=lambda of: _good(of, limits),
+            is_matched=False,
+        ),
+        Measure(
+            name="throughput",
+            unit="tok/s",
+            group="load",
+            total=lambda of: of.facts["output_tokens"] * of.is_complete,
+            is_matched=False,
+        ),
+        Measure(
+            name="cached_prompt",
+            unit="share",
+            group="load",
+            total=lambda of: of.facts["cached_tokens"] * of.is_complete,
+            per=lambda of: of.facts["prompt_tokens"] * of.is_complete,
+        ),
+        *(_per_request(name, "phase", _phase(name)) for name in PHASES),
+        *_ledger("delivered", "ledger"),
+    ]
 
 
-def _is_good(limits: Limits) -> Callable[[FinalRequest], int]:
-    def is_good(request: FinalRequest) -> int:
-        (ttft_ns,) = _latency(request, "ttft") or (None,)
-        (tpot_ns,) = _latency(request, "tpot") or (None,)
-        return (
-            ttft_ns is not None
-            and ttft_ns <= limits.ttft_ns
-            and (tpot_ns is None or limits.tpot_ns is None or tpot_ns <= limits.tpot_ns)
-        )
+def _workload() -> list[Measure]:
+    """Return the measures of what the clients asked for, and of what the server refused."""
+    return [
+        Measure(
+            name="requests",
+            unit="requests/s",
+            group="workload",
+            total=lambda of: np.ones_like(of.is_complete),
+            is_matched=False,
+        ),
+        Measure(
+            name="failed",
+            unit="share",
+            group="workload",
+            total=lambda of: of.is_failed,
+            per=lambda of: np.ones_like(of.is_complete),
+            is_matched=False,
+        ),
+        *(
+            Measure(
+                name=name,
+                unit="tokens",
+                group="workload",
+                total=_fact(name),
+                per=lambda of: of.is_complete,
+            )
+            for name in ("prompt_tokens", "output_tokens")
+        ),
+    ]
 
+
+def _ledger(metric: Metric, group: Group) -> list[Measure]:
+    prefix = "" if metric == "delivered" else f"{metric}."
+    per = (lambda of: of.is_complete) if metric == "delivered" else _num_values(metric)
+    return [
+        Measure(name=prefix + cause, unit="ns", group=group, total=_booked(metric, cause), per=per)
+        for cause in CAUSES
+    ]
+
+
+def _per_request(name: str, group: Group, total: Callable[[Columns], Floats]) -> Measure:
+    return Measure(name=name, unit="ns", group=group, total=total, per=lambda of: of.is_complete)
+
+
+def _booked(metric: Metric, cause: str) -> Callable[[Columns], Floats]:
+    return lambda of: of.ledgers_ns[metric][:, _CAUSE_IDX[cause]]
+
+
+def _total_ns(metric: Metric) -> Callable[[Columns], Floats]:
+    def total(of: Columns) -> Floats:
+        ns, owner = of.latencies[metric]
+        return np.bincount(owner, weights=ns, minlength=len(of.is_complete)).astype(np.float64)
+
+    return total
+
+
+def _num_values(metric: Metric) -> Callable[[Columns], Floats]:
+    def num(of: Columns) -> Floats:
+        counts = np.bincount(of.latencies[metric].owner, minlength=len(of.is_complete))
+        return counts.astype(np.float64)
+
+    return num
+
+
+def _phase(name: str) -> Callable[[Columns], Floats]:
+    return lambda of: of.phases_ns[name]
+
+
+def _fact(name: str) -> Callable[[Columns], Floats]:
+    return lambda of: of.facts[name] * of.is_complete
+
+
+def _good(of: Columns, limits: Limits) -> Floats:
+    """Return 1 for each request whose TTFT and TPOT are known and within the limits."""
+    ttft, tpot = of.latencies["ttft"], of.latencies["tpot"]
+    is_good = np.zeros_like(of.is_complete)
+    is_good[ttft.owner[ttft.ns <= limits.ttft_ns]] = 1.0
+    if limits.tpot_ns is not None:
+        is_good[tpot.owner[tpot.ns > limits.tpot_ns]] = 0.0
     return is_good
-
-
-def _cached_share(run: Sequence[FinalRequest]) -> float | None:
-    prompt = sum(one.prompt_tokens or 0 for one in run)
-    return sum(one.cached_tokens for one in run) / prompt if prompt else None
-
-
-def _ledger_row(cause: str) -> Callable[[FinalRequest], int]:
-    return lambda request: request.ledger_ns.get(cause, 0)
