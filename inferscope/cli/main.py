@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "write a report on a run as one HTML file",
     "findings": "detect common performance problems and suggest fixes",
     "diff": "compare two recordings, and fail if one is worse beyond given limits",
+    "mcp": "answer an assistant's questions, over the Model Context Protocol",
     "collect": "export metrics and records of all engines of this host, and pin incidents",
     "slo": "explain SLO objectives, evaluate a recording, write Prometheus rules",
     "sampler": "sample hardware counters of GPUs and host for all engines here",
@@ -43,7 +44,7 @@ COMMANDS = {
     "help": "print the help text of a command",
     "version": "print the version",
 }
-_FOLDERS = ("attach", "calibrate", "demo", "doctor", "load", "run", "slo")
+_FOLDERS = ("attach", "calibrate", "demo", "doctor", "load", "mcp", "run", "slo")
 """Commands of several modules, of which `command` has the options."""
 _MODULES = {"on": "switch", "off": "switch", **{name: f"{name}.command" for name in _FOLDERS}}
 _EXTRAS = {
@@ -60,6 +61,7 @@ _EXTRAS = {
     "zmq": "engine",
     "shtab": "completion",
     "prometheus_client": "prometheus",
+    "mcp": "mcp",
     "jinja2": "report",
     "markupsafe": "report",
     "matplotlib": "report",

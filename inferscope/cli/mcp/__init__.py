@@ -1,0 +1,3 @@
+"""The command `mcp`: facts of engines and recordings for an assistant."""
+
+__all__: list[str] = []
