@@ -75,6 +75,7 @@ def test_doctor_states_how_to_get_what_is_missing(tmp_path: Path) -> None:
 FIRST = {
     "attach": (0, "FILE --once", "prefill"),
     "collect": (0, "--check", "pins"),
+    "diff": (2, "FILE FILE", "needs at least"),
     "doctor": (0, "", "ring folder"),
     "export": (0, "FILE -o -", '"kind":"run"'),
     "findings": (0, "FILE", "requests"),

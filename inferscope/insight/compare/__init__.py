@@ -1,6 +1,6 @@
 """Comparison of runs or recordings: measures of their final requests, with resampled intervals."""
 
-from inferscope.insight.compare.change_limits import ChangeLimit, LimitOutcome, parse_limit
+from inferscope.insight.compare.change_limits import LimitOutcome, parse_limit
 from inferscope.insight.compare.columns import Columns, ColumnsBuilder, columns_of, complete
 from inferscope.insight.compare.comparison import (
     HEADLINE_LEVEL,
@@ -15,7 +15,6 @@ from inferscope.insight.compare.intervals import fewest_pairs, paired_interval
 from inferscope.insight.compare.measures import Limits
 from inferscope.insight.compare.recordings import (
     RECORDING_HEADLINES,
-    Explanation,
     RecordingComparison,
     check_enough,
     compare_recordings,
@@ -25,13 +24,11 @@ __all__ = [
     "HEADLINE_LEVEL",
     "NO_DIFFERENCE",
     "RECORDING_HEADLINES",
-    "ChangeLimit",
     "Columns",
     "ColumnsBuilder",
     "Comparison",
     "ComparisonRow",
     "Difference",
-    "Explanation",
     "FindingChange",
     "LimitOutcome",
     "Limits",
