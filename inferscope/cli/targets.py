@@ -139,6 +139,24 @@ def rings_of(engine: EngineRings) -> Callable[[], Iterable[Path]]:
     return find
 
 
+def running_engines() -> list[EngineRings]:
+    """Return the engines of this host that are alive, the newest first."""
+    now_ns = time.monotonic_ns()
+    return [engine for engine in find_engines() if engine.is_alive(now_ns)]
+
+
+def rings_of_running() -> Callable[[], Iterable[Path]]:
+    """Return a function that finds the rings of all engines that run now, or ran since."""
+    finders: dict[tuple[int, str], Callable[[], Iterable[Path]]] = {}
+
+    def find() -> list[Path]:
+        for engine in running_engines():
+            finders.setdefault((engine.rings[0].owner, engine.engine_id), rings_of(engine))
+        return list(dict.fromkeys(path for finder in finders.values() for path in finder()))
+
+    return find
+
+
 def extent_of(engine: EngineRings) -> Extent | None:
     """Return the time range of an engine's records; None if its rings hold none."""
     return extent_of_rings(ring.path for ring in engine.rings)

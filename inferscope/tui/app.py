@@ -97,6 +97,7 @@ class InferScopeApp(App[None]):
         window_ns: int = WINDOWS_NS[1],
         earlier: Sequence[Snapshot] = (),
         at_idx: int | None = None,
+        first_tab: str = "",
     ) -> None:
         """Set up the application for a source.
 
@@ -107,6 +108,7 @@ class InferScopeApp(App[None]):
             window_ns: Window of distributions and rates.
             earlier: Earlier snapshots to step back to.
             at_idx: Index of the one to open frozen; None opens on the present.
+            first_tab: Key of the screen to open with; empty for the overview.
         """
         super().__init__()
         self.animation_level = "none"
@@ -125,6 +127,7 @@ class InferScopeApp(App[None]):
         """Screens by the keys of their tabs."""
         self._past = SnapshotHistory(earlier)
         self._at_idx = at_idx
+        self._first_tab = first_tab
         self._feed = Feed(
             source,
             window_ns=self.scene.window_ns,
@@ -144,6 +147,8 @@ class InferScopeApp(App[None]):
             self.install_screen(screen, screen.TABS[0].name)  # else it is removed when it is left
         if self._at_idx is not None:
             self._freeze_at(self._at_idx)
+        if self._first_tab:
+            self.action_tab(self._first_tab)
         self.call_after_refresh(self._begin)
 
     def on_unmount(self) -> None:
@@ -204,6 +209,10 @@ class InferScopeApp(App[None]):
         overview = self._screens[0]
         assert isinstance(overview, OverviewScreen)
         self.push_screen(DetailScreen(row, overview.table, _TABS, is_ascii=self._is_ascii))
+
+    def select_engine(self, index: int) -> None:
+        """Show another engine on all screens."""
+        self.show(replace(self.scene, engine_idx=index))
 
     def copy_request(self, row: RequestRow) -> None:
         """Copy a request as JSON to the clipboard (OSC 52)."""
@@ -288,8 +297,7 @@ class InferScopeApp(App[None]):
     def action_engine(self) -> None:
         """Show the next engine."""
         if self.scene.num_engines > 1:
-            index = (self.scene.engine_idx + 1) % self.scene.num_engines
-            self.show(replace(self.scene, engine_idx=index))
+            self.select_engine((self.scene.engine_idx + 1) % self.scene.num_engines)
 
     def action_theme(self) -> None:
         """Select the other theme."""

@@ -66,13 +66,20 @@ ENGINE_KEYS: tuple[Key, ...] = (
     ("e", "export"),
     (":", "palette"),
 )
+FLEET_KEYS: tuple[Key, ...] = (
+    ("Enter", "open engine"),
+    ("w", "window"),
+    ("Space", "freeze"),
+    ("e", "export"),
+    (":", "palette"),
+)
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 
 COMMON_HELP: tuple[Section, ...] = (
     (
         "Screens",
         (
-            ("1 to 6", "the screens by number; or click one"),
+            ("1 to 6  0", "the screens by number, 0 for all engines; or click one"),
             ("Esc", "back; ends a zoom or a filter first"),
             ("n  t", "next engine, if there are several; dark or light"),
         ),
@@ -150,6 +157,21 @@ SLO_METHODS: tuple[str, ...] = (
     "burn         bad share over the allowed share; 1x spends the budget by its end",
     "budget left  of what was observed here; a collector keeps the whole window",
     "causes       from the ledger: what exceeds good requests of like length the most",
+)
+FLEET_HELP: tuple[Section, ...] = (
+    (
+        "Fleet",
+        (
+            ("↑ ↓  j k", "previous or next engine; the other screens show the selected one"),
+            ("Enter", "overview of this engine; 0 returns"),
+        ),
+    ),
+    *COMMON_HELP,
+)
+FLEET_METHODS: tuple[str, ...] = (
+    "▲            over twice the median of the other engines of the model, from 20 requests on",
+    "burn         the fastest of the engine's objectives, over 5 minutes",
+    "skew         busy time of the busiest rank over the mean of the ranks",
 )
 ENGINE_HELP: tuple[Section, ...] = (
     (

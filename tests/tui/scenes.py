@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from inferscope.fold.final_records import DeviceTime
 from inferscope.fold.snapshots import (
     CountersView,
     DeviceCounters,
@@ -200,6 +201,19 @@ def service_levels(rows: tuple[RequestRow, ...]) -> ServiceLevels:
               for row in late if row.ttft_ns is not None),
         ),
     )  # fmt: skip
+
+
+def device_times(*busy_shares: float) -> tuple[DeviceTime, ...]:
+    """One device per share, busy for it over a minute."""
+    times = []
+    for rank, share in enumerate(busy_shares):
+        busy_ns = round(share * 60 * SECOND)
+        spent = {
+            "prefill": busy_ns // 8, "decode": busy_ns - busy_ns // 8, "padding": 0,
+            "unattributed": 0, "idle_no_work": 60 * SECOND - busy_ns, "idle_host_gap": 0,
+        }  # fmt: skip
+        times.append(DeviceTime("e-41233-8f3a", f"GPU-5a1c#{rank}", 60 * SECOND, spent))
+    return tuple(times)
 
 
 def engine_view(tick: int = 0) -> EngineView:

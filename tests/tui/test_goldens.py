@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.tui.live_screen import assert_golden, play, screen
 from tests.tui.scenes import moving_snapshot, with_requests, with_view
+from tests.tui.test_fleet_screen import FLEET
 
 WIDE, NARROW = (120, 40), (80, 24)
 
@@ -35,6 +37,9 @@ WIDE, NARROW = (120, 40), (80, 24)
         ("slo_80x24", NARROW, ["5", "down"], {}),
         ("slo_ascii_120x40", WIDE, ["5"], {"ascii": True}),
         ("slo_edit_120x40", WIDE, ["5", "o"], {}),
+        ("fleet_120x40", WIDE, ["0", "down"], {"snapshot": FLEET}),
+        ("fleet_80x24", NARROW, ["0", "down"], {"snapshot": FLEET}),
+        ("fleet_ascii_120x40", WIDE, ["0"], {"snapshot": FLEET, "ascii": True}),
         ("engine_120x40", WIDE, ["6"], {}),
         ("engine_80x24", NARROW, ["6"], {}),
         ("engine_facts_80x24", NARROW, ["6", "d"], {}),
@@ -42,7 +47,7 @@ WIDE, NARROW = (120, 40), (80, 24)
     ],
 )
 def test_the_screen_looks_like_its_golden(
-    name: str, size: tuple[int, int], keys: Sequence[str], options: dict[str, bool]
+    name: str, size: tuple[int, int], keys: Sequence[str], options: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
         async with screen(size=size, **options) as running:

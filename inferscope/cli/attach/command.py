@@ -1,8 +1,8 @@
 """Show the live screen of a running engine, with the history that its rings still hold.
 
-Without a target, the command attaches to the only running engine. If several run, it asks on a
-terminal which one to use, and lists them otherwise. If none runs, it offers the metrics page of a
-server on this host's usual ports (8000, 8080, 30000). A target is one of:
+Without a target, the command attaches to the only running engine. If several run, a
+terminal shows all of them, a line each; without one they are listed. If none runs, it offers the
+metrics page of a server on this host's usual ports (8000, 8080, 30000). A target is one of:
 
   pid          of the engine, of a process that started it, or of one that it started
   name         an engine ID, a model name, or the beginning of either
@@ -25,7 +25,15 @@ from inferscope.cli.attach.unobserved import hint, offer, unobserved_servers
 from inferscope.cli.counters import sampler_hint
 from inferscope.cli.engine_list import ask_which, list_json
 from inferscope.cli.screen import add_objectives, judged_source, levels_watch
-from inferscope.cli.targets import Choose, engine_of, is_remote, path_of, rings_of
+from inferscope.cli.targets import (
+    Choose,
+    engine_of,
+    is_remote,
+    path_of,
+    rings_of,
+    rings_of_running,
+    running_engines,
+)
 from inferscope.cli.terminal import can_draw
 from inferscope.cli.time_args import accept_negative_times, at_time, since_time
 from inferscope.errors import NotFound
@@ -88,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
         return show_page(options)
     is_once = options.once or options.json or not can_draw()
+    is_fleet = False
     window_ns = None if options.window is None else round(options.window * 1e9)
     source: Source
     choose = _chooser(options)
@@ -97,9 +106,15 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         levels = levels_watch(options)
+        is_fleet = options.target is None and not is_once and len(running_engines()) > 1
         try:
             source = judged_source(
-                lambda sinks, listen: source_of(options.target, sinks, listen, choose), levels
+                lambda sinks, listen: (
+                    fleet_source(sinks, listen)
+                    if is_fleet
+                    else source_of(options.target, sinks, listen, choose)
+                ),
+                levels,
             )
         except NotFound as error:
             raise NotFound(f"{error}{hint(servers)}") from None
@@ -116,10 +131,17 @@ def run(options: argparse.Namespace) -> int:
             window_ns=window_ns,
             earlier=past.earlier if past else (),
             at_idx=past.at_idx if past else None,
+            first_tab="0" if is_fleet else "",
         ).run()
     finally:
         source.close()
     return 0
+
+
+def fleet_source(sinks: tuple[Sink, ...], listen: Listener) -> RingSource:
+    """Open all engines that run on this host, or start later."""
+    find = rings_of_running()
+    return RingSource(find, name="this host", sinks=sinks, listen=listen, keep=FOR_SCREEN)
 
 
 def source_of(

@@ -62,7 +62,7 @@ def format_good(value: float | None) -> str:
 
 def _limit(value_ns: int) -> str:
     value_ms = value_ns / 1e6
-    return f"{value_ms:g} ms" if value_ms < 10_000 else f"{value_ms / 1000:g} s"
+    return f"{value_ms:g} ms" if value_ms < 1000 else f"{value_ms / 1000:g} s"
 
 
 def _head(*, is_wide: bool) -> Line:
