@@ -2,6 +2,7 @@
 
 from inferscope.text.panels.brief import brief
 from inferscope.text.panels.causes import causes
+from inferscope.text.panels.fleet import outlier_sentence
 from inferscope.text.panels.kv import engine_and_kv
 from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
@@ -35,6 +36,7 @@ __all__ = [
     "newest_ns",
     "objective_label",
     "order_steps",
+    "outlier_sentence",
     "request_detail",
     "service_levels",
     "slice_table",

@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from inferscope.text import TRIANGLE, Line, Scene, frame
 from inferscope.text.bodies import fleet_body
-from inferscope.text.panels.fleet import outlier_sentence
+from inferscope.text.panels import outlier_sentence
 from inferscope.text.plots import plain
 from inferscope.tui.keys import FLEET_HELP, FLEET_KEYS, FLEET_METHODS
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
@@ -19,7 +19,7 @@ from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 class FleetScreen(SceneScreen):
     """Layout and keys of the fleet; the selected engine is the one that the other screens show."""
 
-    TABS = (Tab("0", "Fleet", "All"),)
+    TABS = (Tab("0", "Fleet", "Fleet"),)
     KEYS = FLEET_KEYS
     HELP_SECTIONS = FLEET_HELP
     METHODS = FLEET_METHODS
