@@ -25,7 +25,14 @@ from inferscope.fold import RequestRow, Snapshot, json_of
 from inferscope.private import write_private
 from inferscope.slo import Objective, Objectives, file_of
 from inferscope.text import REFRESH_RATES_HZ, WINDOWS_NS, Scene
-from inferscope.tui.screens import SCREENS, DetailScreen, HelpScreen, OverviewScreen, SceneScreen
+from inferscope.tui.screens import (
+    SCREENS,
+    DetailScreen,
+    HelpScreen,
+    OverviewScreen,
+    PairScreen,
+    SceneScreen,
+)
 from inferscope.tui.snapshot_history import SnapshotHistory
 from inferscope.tui.source import Feed, SnapshotSource
 from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
@@ -128,6 +135,8 @@ class InferScopeApp(App[None]):
         self._past = SnapshotHistory(earlier)
         self._at_idx = at_idx
         self._first_tab = first_tab
+        self._marked: RequestRow | None = None
+        """Request to compare with the next one that is marked."""
         self._feed = Feed(
             source,
             window_ns=self.scene.window_ns,
@@ -209,6 +218,18 @@ class InferScopeApp(App[None]):
         overview = self._screens[0]
         assert isinstance(overview, OverviewScreen)
         self.push_screen(DetailScreen(row, overview.table, _TABS, is_ascii=self._is_ascii))
+
+    def mark(self, row: RequestRow) -> None:
+        """Mark a request; with another one marked before, compare the two."""
+        marked, name = self._marked, row.external_id or row.request_id
+        if marked is None or marked.request_id == row.request_id:
+            self._marked = None if marked is not None else row
+            text = f"marked {name}: x on another request compares them"
+            self.show_message(text if self._marked is not None else f"{name} is not marked now")
+            return
+        self._marked = None
+        self.show_message("")
+        self.push_screen(PairScreen(marked, row, _TABS, is_ascii=self._is_ascii))
 
     def select_engine(self, index: int) -> None:
         """Show another engine on all screens."""

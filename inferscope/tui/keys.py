@@ -25,6 +25,8 @@ ZOOM_KEYS: tuple[Key, ...] = (("z", "all panels"), ("Tab", "next panel"), ("w", 
 DETAIL_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
     ("← →", "prev/next request"),
+    ("b", "request waited for"),
+    ("x", "compare"),
     ("z", "gaps"),
     ("Space", "freeze"),
     ("y", "copy JSON"),
@@ -73,6 +75,11 @@ FLEET_KEYS: tuple[Key, ...] = (
     ("e", "export"),
     (":", "palette"),
 )
+PAIR_KEYS: tuple[Key, ...] = (
+    ("Esc", "back"),
+    ("Space", "freeze"),
+    ("e", "export"),
+)
 LAST_KEYS: tuple[Key, ...] = (("?", "help"), ("q", "quit"))
 
 COMMON_HELP: tuple[Section, ...] = (
@@ -110,6 +117,8 @@ HELP: tuple[Section, ...] = (
             ("Enter", "latency ledger of this request; ← → then go to its neighbours"),
             ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
             ("s S", "sort by the next column, reverse; or click a heading"),
+            ("b  Tab", "in the ledger: the request that it waited for; Tab selects another"),
+            ("x", "mark a request; x on a second one compares their ledgers"),
             ("y", "the request as JSON, to the clipboard"),
         ),
     ),

@@ -7,6 +7,7 @@ from inferscope.text.panels.kv import engine_and_kv
 from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
 from inferscope.text.panels.objectives import burn_rate, objective_label
+from inferscope.text.panels.pair import pair
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
 from inferscope.text.panels.request import breadcrumb, request_detail
@@ -18,12 +19,14 @@ from inferscope.text.panels.steps import (
     step_table,
 )
 from inferscope.text.panels.throughput import tokens_per_second
+from inferscope.text.panels.waited import blamed
 
 __all__ = [
     "SORTS",
     "SPANS_NS",
     "Sight",
     "Unit",
+    "blamed",
     "breadcrumb",
     "brief",
     "burn_rate",
@@ -37,6 +40,7 @@ __all__ = [
     "objective_label",
     "order_steps",
     "outlier_sentence",
+    "pair",
     "request_detail",
     "service_levels",
     "slice_table",

@@ -19,6 +19,7 @@ from inferscope.text.lines import (
 )
 from inferscope.text.panels.gaps import LEAST_ROWS, gap_lines, gaps_note
 from inferscope.text.panels.ledger import equation, in_lifecycle_order, waterfall
+from inferscope.text.panels.waited import waited_for, waited_line
 from inferscope.text.plots import (
     UNKNOWN,
     bar,
@@ -75,9 +76,17 @@ class _Rows(NamedTuple):
 
 
 def request_detail(
-    row: RequestRow, view: EngineView, width: int, height: int, *, chart: bool | None = None
+    row: RequestRow,
+    view: EngineView,
+    width: int,
+    height: int,
+    *,
+    chart: bool | None = None,
+    blame_idx: int = 0,
 ) -> list[Line]:
     """Return the ledger to the first token, the whole ledger, gaps, resources and identity.
+
+    Where the request waited for others, these are listed as well.
 
     Args:
         row: the request.
@@ -86,6 +95,7 @@ def request_detail(
         height: number of lines.
         chart: whether to draw the gaps. True draws them even in place of the first ledger; None
             only if the ledgers are hardly shortened.
+        blame_idx: index of the selected one of the requests that it waited for.
     """
     verdict = "" if row.ledger_missing else view_verdict(view)
     if verdict:
@@ -93,12 +103,19 @@ def request_detail(
             (f" {TRIANGLE} ", "alarm"),
             (f"{verdict}, over the engine's last {RESIDUAL_STEPS} steps", "body"),
         )
-        return [fit_line(head, width), *_detail(row, view, width, height - 1, chart=chart)]
-    return _detail(row, view, width, height, chart=chart)
+        lines = _detail(row, view, width, height - 1, chart=chart, blame_idx=blame_idx)
+        return [fit_line(head, width), *lines]
+    return _detail(row, view, width, height, chart=chart, blame_idx=blame_idx)
 
 
 def _detail(
-    row: RequestRow, view: EngineView, width: int, height: int, *, chart: bool | None
+    row: RequestRow,
+    view: EngineView,
+    width: int,
+    height: int,
+    *,
+    chart: bool | None,
+    blame_idx: int,
 ) -> list[Line]:
     is_framed = width >= _FRAMED
     foot = _FOOT_HEIGHT if is_framed else 2
@@ -132,12 +149,16 @@ def _detail(
     lines += _block("Latency ledger", whole, width, height - foot - len(lines) - len(gaps), equals)
     lines += gaps
     if is_framed:
-        half = width // 2
+        waited = width * 42 // 100 if row.blame else 0
+        half = (width - waited) // 2
         resources = frame("Resources", _resources(row, view, half - 4), half, foot)
-        identity = frame("Identity", _identity(row, view), width - half, foot)
-        lines += join_columns([resources, identity])
+        identity = frame("Identity", _identity(row, view), width - waited - half, foot)
+        columns = [resources, identity]
+        if waited:
+            columns.append(waited_for(row, view, waited, foot, cursor=blame_idx))
+        lines += join_columns(columns)
     else:
-        lines += [(), _summary(row)]
+        lines += [waited_line(row, view), _summary(row)]
     return [fit_line(line, width) for line in lines[:height]]
 
 

@@ -5,6 +5,7 @@ from inferscope.tui.screens.engine import EngineScreen
 from inferscope.tui.screens.fleet import FleetScreen
 from inferscope.tui.screens.help import HelpScreen
 from inferscope.tui.screens.overview import OverviewScreen
+from inferscope.tui.screens.pair import PairScreen
 from inferscope.tui.screens.scene_screen import SceneScreen
 from inferscope.tui.screens.slo import SloScreen
 from inferscope.tui.screens.timeline import TimelineScreen
@@ -23,5 +24,6 @@ __all__ = [
     "DetailScreen",
     "HelpScreen",
     "OverviewScreen",
+    "PairScreen",
     "SceneScreen",
 ]

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from inferscope.fold import RequestRow
 from inferscope.text import Line, Scene
-from inferscope.text.panels import breadcrumb, request_detail
+from inferscope.text.panels import blamed, breadcrumb, request_detail
 from inferscope.text.plots import plain
 from inferscope.tui.keys import DETAIL_KEYS, HELP
 from inferscope.tui.request_table import RequestList
@@ -19,7 +19,9 @@ from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
 
 def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
-    """Return the row with the gaps last seen: a request out of focus, or in the past, has none."""
+    """Return the row with gaps and blame last seen: a request out of focus, or past, has none."""
+    if not row.blame and before.blame:
+        row = replace(row, blame=before.blame)
     if row.gaps_ns or not before.gaps_ns or row.output_tokens < before.output_tokens:
         return row
     return replace(row, gaps_ns=before.gaps_ns, gaps_per_cell=before.gaps_per_cell)
@@ -43,6 +45,10 @@ class DetailScreen(SceneScreen):
         Binding("right,l,j,down", "step(1)", "next request", show=False),
         Binding("z", "zoom", "gaps", show=False),
         Binding("y", "copy", "copy row", show=False),
+        Binding("tab", "blame(1)", "next blamed request", show=False),
+        Binding("shift+tab", "blame(-1)", "previous blamed request", show=False),
+        Binding("b", "jump", "blamed request", show=False),
+        Binding("x", "mark", "compare", show=False),
     ]
 
     def __init__(
@@ -55,6 +61,8 @@ class DetailScreen(SceneScreen):
         self._chart: bool | None = None
         """Whether the gaps are drawn; None draws them if they fit."""
         self._has_chart = False
+        self._blame_idx = 0
+        """Index of the selected one of the requests that this one waited for."""
 
     def blocks(self) -> Iterable[Widget]:
         """Yield breadcrumb, body and message."""
@@ -87,7 +95,7 @@ class DetailScreen(SceneScreen):
         """Go to the previous or next request, in the list's order."""
         row = self._table.neighbour(self.row.request_id, step)
         if row is not None:
-            self.row = row
+            self.row, self._blame_idx = row, 0
             self.app.attend(self)  # type: ignore[attr-defined]  # as below
 
     def action_zoom(self) -> None:
@@ -97,6 +105,30 @@ class DetailScreen(SceneScreen):
             return
         self._chart = not self._has_chart
         self.show(self.scene)
+
+    def action_blame(self, step: int) -> None:
+        """Select another request that this one waited for."""
+        known = [each for each in blamed(self.row) if each.request_id is not None]
+        self._blame_idx = max(0, min(self._blame_idx + step, len(known) - 1))
+        self.show(self.scene)
+
+    def action_jump(self) -> None:
+        """Open the selected request that this one waited for; Esc returns here."""
+        found = [each for each in blamed(self.row) if each.request_id is not None]
+        rows = self.scene.view.requests if self.scene.view is not None else ()
+        if not found:
+            self.app.show_message("it waited for no request that is known by name")  # type: ignore[attr-defined]
+            return
+        wanted = found[min(self._blame_idx, len(found) - 1)].request_id
+        for row in rows:
+            if row.request_id == wanted:
+                self.app.open_request(row)  # type: ignore[attr-defined]  # as below
+                return
+        self.app.show_message(f"{wanted} has left the list: inferscope why {wanted}")  # type: ignore[attr-defined]
+
+    def action_mark(self) -> None:
+        """Mark this request, or compare it with the marked one."""
+        self.app.mark(self.row)  # type: ignore[attr-defined]  # as below
 
     def action_copy(self) -> None:
         """Copy the request as JSON."""
@@ -109,7 +141,9 @@ class DetailScreen(SceneScreen):
     def _body(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.view is None:
             return []
-        lines = request_detail(self.row, scene.view, width, height, chart=self._chart)
+        lines = request_detail(
+            self.row, scene.view, width, height, chart=self._chart, blame_idx=self._blame_idx
+        )
         self._has_chart = any("Time between tokens" in text for line in lines for text, _ in line)
         return lines
 

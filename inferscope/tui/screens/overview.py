@@ -84,6 +84,7 @@ class OverviewScreen(SceneScreen):
         Binding("tab", "panel(1)", "next panel", show=False),
         Binding("shift+tab", "panel(-1)", "previous panel", show=False),
         Binding("y", "copy", "copy row", show=False),
+        Binding("x", "mark", "compare", show=False),
         Binding("escape", "back", "back", show=False),
     ]
 
@@ -184,6 +185,12 @@ class OverviewScreen(SceneScreen):
         row = self.table.cursor_row
         if row is not None:
             self.app.copy_request(row)  # type: ignore[attr-defined]  # InferScopeApp imports us
+
+    def action_mark(self) -> None:
+        """Mark the request under the cursor, or compare it with the marked one."""
+        row = self.table.cursor_row
+        if row is not None:
+            self.app.mark(row)  # type: ignore[attr-defined]  # as above
 
     def action_back(self) -> None:
         """Close what was opened last: the filter input, a zoom, a filter."""
