@@ -30,13 +30,21 @@ its status. Other exchanges without a join (health checks, model lists) are not 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.patching import Patches
@@ -59,6 +67,25 @@ Send = Callable[[Message], Awaitable[None]]
 _MARK = "inferscope.exchange"
 _REFUSED, _FAILED = 400, 500
 _exchange: ContextVar[Exchange | None] = ContextVar("inferscope_exchange", default=None)
+
+
+class Prompt(NamedTuple):
+    """A prompt, and what separates its cached blocks from those of other prompts."""
+
+    tokens: Sequence[int]
+    salt: object = None
+    adapter: object = None
+    multimodal: object = None
+
+    def compare(self, probe: Probe, index: RequestIndex) -> None:
+        """Record how it is like earlier prompts."""
+        probe.compare_prompt(
+            index,
+            self.tokens,
+            salt=self.salt,
+            adapter=self.adapter,
+            multimodal=self.multimodal,
+        )
 
 
 class Exchange:
@@ -198,6 +225,7 @@ class Edge:
         external_id: str | None = None,
         parent: str = "",
         asked: Mapping[str, str] | None = None,
+        prompt: Prompt | None = None,
         probe: Probe | None = None,
     ) -> None:
         """Join the HTTP request of this task to a request of the engine.
@@ -208,6 +236,7 @@ class Edge:
             external_id: id in the response; the client's own `X-Request-Id` takes precedence.
             parent: id of the parent, for one of several answers to the same prompt.
             asked: sampling attributes, as `asked` returns them.
+            prompt: the prompt, to be compared with earlier ones.
             probe: probe of the front end of its engine, if one server has several engines.
         """
         exchange = _exchange.get()
@@ -228,6 +257,9 @@ class Edge:
         self._by_id.put(request_id, exchange)
         if prompt_tokens is not None:
             exchange.probe.tokenised(index, prompt_tokens)
+        if prompt is not None:
+            # Behind what this task does next: it sends the request to the engine.
+            asyncio.get_running_loop().call_soon(prompt.compare, exchange.probe, index)
 
     def produced(self, request_id: str, num_tokens: int) -> None:
         """Count tokens that will leave with the next body; do nothing without an exchange."""

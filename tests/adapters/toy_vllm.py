@@ -13,6 +13,7 @@ import pickle
 import random
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -80,6 +81,34 @@ class Request:
         return self.num_prompt_tokens + self.num_outputs
 
 
+class BlockPool:
+    """Keeps counts; what is cached, a test decides."""
+
+    def __init__(self, num_gpu_blocks: int, get_num_free_blocks: Callable[[], int]) -> None:
+        self.num_gpu_blocks = num_gpu_blocks
+        self.get_num_free_blocks = get_num_free_blocks
+        self.hash_block_size = BLOCK
+        self.cached_block_hash_to_block: dict[bytes, Any] = {}
+
+    def _maybe_evict_cached_block(self, block: Any) -> bool:
+        was_cached = self.cached_block_hash_to_block.pop(block.block_hash, None) is not None
+        block.block_hash = None
+        return was_cached
+
+    def reset_prefix_cache(self) -> bool:
+        self.cached_block_hash_to_block = {}
+        return True
+
+
+class KVCacheManager:
+    """Holds the pool; the prefix cache is disabled until a test enables it."""
+
+    def __init__(self, block_pool: BlockPool) -> None:
+        self.block_pool = block_pool
+        self.enable_caching = False
+        self.num_kv_cache_groups = 1
+
+
 class Scheduler:
     """Also a block pool, of which only the counts are kept."""
 
@@ -102,12 +131,7 @@ class Scheduler:
         self.num_recomputed = 0
         self.num_preempted = 0
         self.pause_state = PauseState.UNPAUSED
-        pool = SimpleNamespace(
-            num_gpu_blocks=self.num_blocks + 1,
-            get_num_free_blocks=self._free,
-            cached_block_hash_to_block={},
-        )
-        self.kv_cache_manager = SimpleNamespace(block_pool=pool)
+        self.kv_cache_manager = KVCacheManager(BlockPool(self.num_blocks + 1, self._free))
 
     def set_pause_state(self, pause_state: PauseState) -> None:
         self.pause_state = pause_state

@@ -13,6 +13,7 @@ _WORKER = "vllm.v1.worker.gpu_worker:Worker"
 """Those of other platforms inherit from it."""
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.kv_connector:KVConnector"
+_POOL = "vllm.v1.core.block_pool:BlockPool"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
 
 VLLM = Engine(
@@ -97,6 +98,24 @@ VLLM = Engine(
             (
                 Fields(_SCHEDULER, ("kv_cache_config",)),
                 Fields("vllm.v1.outputs:KVConnectorOutput", ("finished_recving",)),
+            ),
+        ),
+        Feature(
+            "cache forensics",
+            (
+                Place(f"{_POOL}._maybe_evict_cached_block", ("block",), is_open=False),
+                Place(f"{_POOL}.reset_prefix_cache", is_open=False),
+            ),
+            (
+                Fields(_POOL, ("hash_block_size", "cached_block_hash_to_block")),
+                Fields(
+                    "vllm.v1.core.kv_cache_manager:KVCacheManager",
+                    ("enable_caching", "block_pool", "num_kv_cache_groups"),
+                ),
+                Fields("vllm.v1.core.kv_cache_utils:KVCacheBlock", ("block_id", "block_hash")),
+                Fields("vllm.v1.core.sched.output:NewRequestData", ("block_ids",)),
+                Fields("vllm.v1.core.sched.output:CachedRequestData", ("new_block_ids",)),
+                Fields("vllm.v1.request:Request", ("block_hashes", "num_computed_tokens")),
             ),
         ),
         Feature("the front end", (Place(f"{_FRONT_END}.__init__", ("vllm_config",)),)),

@@ -22,6 +22,7 @@ from typing import Any
 
 from inferscope.adapters.patching import Around, Direct, Patches
 from inferscope.adapters.vllm import tag as vllm_tag
+from inferscope.adapters.vllm.cache import CacheHooks
 from inferscope.adapters.vllm.info import data_rank, engine_info
 from inferscope.adapters.vllm.kept import Kept
 from inferscope.adapters.vllm.steps import Core
@@ -57,6 +58,7 @@ class CoreHooks:
         self._is_host_computing = is_host_computing
         self.kept: Kept | None = None
         self._transfers = Transfers()
+        self._cache = CacheHooks()
         self._is_deferring = False
         self._first_step = 0
         """First step number of the next scheduler; step numbers are unique in a process."""
@@ -67,6 +69,7 @@ class CoreHooks:
 
         The wrappers of each step only test `kept`, and not whether the patches are off.
         """
+        self._cache.forget()
         kept, self.kept = self.kept, None
         if kept is not None:
             kept.planned = None
@@ -127,6 +130,7 @@ class CoreHooks:
         probe = Probe.open(engine_info(config), role="core", rank=data_rank(config))
         self._patches.attach(probe)
         core = Core(scheduler, probe)
+        core.cache = self._cache.install(self._patches, scheduler, probe)
         is_early = not self._is_deferring or self._is_host_computing()
         self.kept = kept = Kept(core, first_step=self._first_step, is_early=is_early)
         if not is_early:
@@ -304,6 +308,7 @@ class CoreHooks:
         kept.core.probe.close()
         self._patches.detach(kept.core.probe)
         self._transfers.core = None
+        self._cache.forget()
         self._first_step = kept.next_step
         self.kept = None
 

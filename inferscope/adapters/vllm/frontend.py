@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from inferscope.adapters.edge import Edge
+from inferscope.adapters.edge import Edge, Prompt
 from inferscope.adapters.patching import Around, Patches
 from inferscope.adapters.sampling_attributes import asked
 from inferscope.adapters.vllm.info import engine_info
@@ -118,6 +118,7 @@ class FrontEndHooks:
             external_id=request.external_req_id,
             parent="" if parent_req is None else parent_req.request_id,
             asked=asked_of(request, parent_req, max_model_tokens=self._max_model_tokens),
+            prompt=prompt_of(request, parent_req),
         )
 
     def processed(
@@ -137,6 +138,20 @@ class FrontEndHooks:
         engine = None if self._engine is None else self._engine()
         is_observed = getattr(engine, "output_processor", None) is processor
         return self._edge if is_observed else None
+
+
+def prompt_of(request: Any, parent: Any) -> Prompt | None:
+    """Return the prompt of a request; None of embeddings, and of all answers but the first."""
+    tokens = request.prompt_token_ids
+    if tokens is None or (parent is not None and not request.request_id.startswith("0_")):
+        return None
+    multimodal = getattr(request, "mm_features", None)
+    return Prompt(
+        tokens,
+        salt=getattr(request, "cache_salt", None),
+        adapter=getattr(getattr(request, "lora_request", None), "lora_name", None),
+        multimodal=tuple(feature.identifier for feature in multimodal) if multimodal else None,
+    )
 
 
 def asked_of(request: Any, parent: Any, *, max_model_tokens: int) -> dict[str, str]:

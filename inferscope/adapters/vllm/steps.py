@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from inferscope.adapters.live_table import LiveTable
 from inferscope.adapters.vllm import tag as vllm_tag
+from inferscope.adapters.vllm.cache import CacheRecorder
 from inferscope.adapters.vllm.phases import Part, Progress, part_of
 from inferscope.adapters.vllm.teams import Team, team_of
 from inferscope.probe import Probe, forked_lock
@@ -62,6 +63,7 @@ class Core:
         reference: weak reference to vLLM's scheduler.
         adding: id of the request that is being added: a session's last input ends it.
         lock: lock held while facts become records, by the engine's thread or the probe's.
+        cache: recorder of the prefix cache; None if nothing is recorded of it.
     """
 
     def __init__(self, scheduler: Any, probe: Probe) -> None:
@@ -69,6 +71,7 @@ class Core:
         self.probe = probe
         self.adding: str | None = None
         self.lock = forked_lock()
+        self.cache: CacheRecorder | None = None
         self._requests: LiveTable[Progress] = LiveTable(probe)
         self._flying: dict[int, Flight] = {}
         self._last: Flight | None = None
@@ -106,6 +109,10 @@ class Core:
         """Return a request's progress; None if it is unknown or has ended."""
         return self._requests.get(request_id)
 
+    def _index_of(self, request_id: str) -> int | None:
+        progress = self._requests.get(request_id)
+        return None if progress is None else progress.index
+
     def aborted(
         self, request_ids: Any, status: Any, ended: list[tuple[str, str]] | None = None
     ) -> None:
@@ -140,6 +147,8 @@ class Core:
     def write_plan(self, output: Any, step: int, start_ns: int, end_ns: int) -> None:
         """Write a plan, the requests that it admits or preempts, and slices that are known."""
         probe, requests = self.probe, self._requests
+        if self.cache is not None:
+            self.cache.planned(output, self._index_of)
         for request_id in getattr(output, "finished_req_ids", None) or ():
             # Requests that end in a hooked method have left the table before the next step.
             if request_id in requests and self._is_over(request_id):
@@ -205,6 +214,8 @@ class Core:
             **self._plan(output, start_ns, end_ns),
         ):
             return False
+        if self.cache is not None:
+            self.cache.planned(output, self._index_of)
         if emitted_step is not None:
             self._progress(self._flying.pop(emitted_step), {})
         self._fly(step, Flight(team.digest, {}, team, contexts, is_written=True))
@@ -306,6 +317,9 @@ class Core:
         if not progress.has_run:
             progress.has_run = True
             self.probe.admitted(progress.index, cached_tokens=context, at_ns=at_ns)
+            requests = self.scheduler.requests
+            if self.cache is not None and request_id in requests:
+                self.cache.arrived(requests[request_id], progress.index, context, requests)
             return
         request = self.scheduler.requests.get(request_id)  # it may end beside an overdue flush
         num_prompt = progress.num_prompt if request is None else int(request.num_prompt_tokens)
