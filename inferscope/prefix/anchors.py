@@ -24,7 +24,8 @@ _BANDS = ((512, 32, b"[\1-\3]"), (8192, 8, b"[\2\3]"), (1 << 62, 4, b"\3"))
 the grades that these have. An anchor of a later band is one in an earlier band too."""
 _FINDERS = tuple((end, re.compile(grades).finditer) for end, _, grades in _BANDS)
 _LARGEST_SHARE = 4
-"""At most one position in 4 of a band is an anchor: in repeated text all may be alike."""
+"""At most one position in 4 of a band, and 64 more, is an anchor: in repeated text all may be."""
+_LEAST_MOST = 64
 
 
 class AnchorFinder:
@@ -51,7 +52,7 @@ class AnchorFinder:
             end = min(band_end, last)
             if start >= end:
                 break
-            most = (end - start) // _LARGEST_SHARE + 1
+            most = (end - start) // _LARGEST_SHARE + _LEAST_MOST
             found += [match.start() for match in islice(find(grades, start, end), most)]
             start = end
         if not found or found[0]:

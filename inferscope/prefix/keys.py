@@ -20,15 +20,16 @@ def next_key(key: int, block: bytes) -> int:
     return hash((key, block))
 
 
-def block_keys(raw: bytes, block_bytes: int, namespace: object = None) -> list[int]:
+def block_keys(raw: bytes, block_bytes: int, key: int | None = None) -> list[int]:
     """Return the key of each whole block of a prompt.
 
     Args:
         raw: the prompt's tokens, in any encoding of a fixed width.
         block_bytes: length of a block in that encoding.
-        namespace: what keeps blocks of equal tokens apart.
+        key: key of the prefix before them; None for that of an empty one.
     """
-    key = first_key(namespace)
+    if key is None:
+        key = first_key()
     keys = []
     for end in range(block_bytes, len(raw) + 1, block_bytes):
         key = hash((key, raw[end - block_bytes : end]))  # `next_key`, without the call

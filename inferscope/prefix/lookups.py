@@ -189,41 +189,33 @@ class BlockHistory:
         """Count tokens whose blocks were lost or are being computed; return where they end."""
         width = self.block_tokens
         young, old = self._ghosts.young, self._ghosts.old
-        last = ""
         for number in range(at // width, min(top // width, len(keys))):
             key = keys[number]
             batch = young.get(key) or old.get(key)
+            end = (number + 1) * width
             if batch is not None:
-                last = self._lost(outcome, batch)
+                self._lose(outcome, batch, end - at)
             else:
                 twin = _computing(pending, number, key)
                 if twin is None:
                     break
-                last = "pending"
+                outcome.pending += end - at
                 if outcome.twin < 0:
                     outcome.twin = twin
-            end = (number + 1) * width
-            setattr(outcome, last, getattr(outcome, last) + end - at)
             at = end
-        else:
-            # The tokens behind the last key, where pages are smaller than blocks.
-            if last and at < top:
-                setattr(outcome, last, getattr(outcome, last) + top - at)
-                at = top
         return at
 
-    def _lost(self, outcome: Outcome, batch: int) -> str:
-        """Note the circumstances of a lost block, and return its class."""
+    def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:
+        """Count tokens of a lost block, with the circumstances of the first one."""
         loss = self._losses.get(batch)
-        if loss is None:
-            return "evicted"
-        if loss.is_reset:
+        if loss is not None and loss.is_reset:
+            outcome.cleared += num_tokens
             if outcome.evicted_ns is None:
                 outcome.evicted_ns = loss.at_ns
-            return "cleared"
-        if not outcome.evicted:  # also after a reset block: the eviction is the rarer news
+            return
+        if loss is not None and not outcome.evicted:  # the eviction rather than a reset
             outcome.evictor, outcome.evicted_ns = loss.evictor, loss.at_ns
-        return "evicted"
+        outcome.evicted += num_tokens
 
     def _infer(self, outcome: Outcome, at: int, top: int, keys: Sequence[Hashable]) -> None:
         """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
@@ -239,8 +231,6 @@ class BlockHistory:
         if since_ns is None:
             return
         end = min(number * width, top)
-        if number >= top // width:
-            end = top
         outcome.unmatched -= end - at
         outcome.is_inferred = True
         if since_ns <= self.last_reset_ns:

@@ -96,6 +96,10 @@ class CacheWatch:
         """Note that the cache was reset, and these blocks were in it."""
         self._guard(lambda history: history.cleared(keys))
 
+    def stored(self, keys: Sequence[Hashable]) -> None:
+        """Note blocks that are in the cache, where evictions are derived."""
+        self._guard(lambda history: history.remember(keys))
+
     def admitted(
         self,
         index: RequestIndex,
@@ -106,6 +110,7 @@ class CacheWatch:
         raw_keys: bytes,
         pending: Iterable[tuple[int, Sequence[Hashable]]] = (),
         num_reusable: int | None = None,
+        remembers: bool = True,
         since_ns: int | None = None,
     ) -> None:
         """Record the outcome of a request's first lookup, and a sample of its blocks.
@@ -120,6 +125,8 @@ class CacheWatch:
                 of their blocks.
             num_reusable: most tokens that the engine takes from its cache, if that is not the whole
                 pages before the last token.
+            remembers: whether its blocks are taken to be in the cache from here on, where evictions
+                are derived; without it `stored` says so.
             since_ns: when the caller began to compute this.
         """
 
@@ -128,7 +135,8 @@ class CacheWatch:
             outcome = history.account(
                 num_tokens, hit, keys, pending=pending, num_reusable=num_reusable
             )
-            history.remember(keys)
+            if remembers:
+                history.remember(keys)
             self._write(index, outcome, begun_ns)
             begun_ns = self.now()
             num_reached = num_tokens - outcome.rule - outcome.rounding

@@ -535,7 +535,9 @@ class CacheLookup(Record, frozen=True, gc=False, array_like=True):
     num_evictors: int = 0
     """Number of requests that may be the evictor, if `is_inferred`."""
     is_inferred: bool = False
-    """Whether evictions were derived from what was cached earlier, not seen block by block."""
+    """Whether evictions were derived from what was cached earlier, not seen block by block.
+
+    Lost tokens are then counted in keys of 32 tokens: `unmatched` may begin with up to 31 more."""
     off_reason: str = ""
     """Reason why `off` tokens were not looked up."""
     evictors: tuple[int, ...] = ()

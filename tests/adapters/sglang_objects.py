@@ -240,6 +240,8 @@ def hooked(hooks: dict[str, Hook]) -> type[Scheduler]:
     kinds = {kind.__name__: kind for kind in (scheduler, worker, streamer)}
     for target, hook in hooks.items():
         owner, name = target.split(".")[-2:]
+        if owner not in kinds:  # its radix cache: there is none here
+            continue
         setattr(kinds[owner], name, _wrapped(getattr(kinds[owner], name), hook))
     scheduler.make_worker = lambda self: worker()  # type: ignore[method-assign]
     scheduler.make_streamer = lambda self: streamer()  # type: ignore[method-assign]

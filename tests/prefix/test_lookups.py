@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferscope.prefix import BlockHistory, Outcome, block_keys
+from inferscope.prefix import BlockHistory, Outcome, block_keys, first_key
 from inferscope.prefix.generations import Generations
 from inferscope.prefix.lookups import MOST_EVICTORS
 from inferscope.records import LOOKUP_CLASSES
@@ -67,7 +67,12 @@ def test_blocks_of_a_reset_cache_are_cleared() -> None:
 def test_pages_of_one_token_leave_no_rounding() -> None:
     seen = history(page_tokens=1)
     seen.evicted("b")
-    assert classes(seen.account(10, 5, ["a", "b"])) == {"hit": 5, "evicted": 4, "rule": 1}
+    assert classes(seen.account(10, 5, ["a", "b"])) == {
+        "hit": 5,
+        "evicted": 3,
+        "unmatched": 1,
+        "rule": 1,
+    }
     assert classes(seen.account(10, 9, ["a", "b"])) == {"hit": 9, "rule": 1}
     assert classes(seen.account(3, 0, [])) == {"unmatched": 2, "rule": 1}
 
@@ -184,5 +189,6 @@ def test_keys_depend_on_all_tokens_before_and_the_namespace() -> None:
     assert len(set(keys)) == 16
     edited = block_keys(bytes([9]) + raw[1:], WIDTH)
     assert not set(keys) & set(edited)
-    assert not set(keys) & set(block_keys(raw, WIDTH, "salt"))
+    assert not set(keys) & set(block_keys(raw, WIDTH, first_key("salt")))
     assert block_keys(raw[:63], WIDTH) == keys[:15]
+    assert block_keys(raw[20:], WIDTH, keys[4]) == keys[5:]

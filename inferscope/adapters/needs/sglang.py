@@ -9,6 +9,7 @@ _WORKER = "sglang.srt.managers.tp_worker:TpModelWorker"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
 _MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 _BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+_TREE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _REQUEST = "sglang.srt.managers.schedule_batch:Req"
 
 SGLANG = Engine(
@@ -82,6 +83,22 @@ SGLANG = Engine(
                 Place(f"{_SCHEDULER}.continue_generation"),
                 Place(f"{_MANAGER}.pause_generation"),
                 Place(f"{_MANAGER}.continue_generation"),
+            ),
+        ),
+        Feature(
+            "cache forensics",
+            (
+                Place(f"{_TREE}.checkpoint_into_tree", ("req", "up_to")),
+                Place(f"{_TREE}._evict"),
+                Place(f"{_TREE}.reset"),
+                Place(f"{_BATCH}.prepare_for_extend"),
+                Place(f"{_BATCH}.prepare_for_decode"),
+            ),
+            (
+                Fields(_TREE, ("disable", "is_swa_enabled", "is_mamba_enabled")),
+                Fields(
+                    _REQUEST, ("return_logprob", "logprob_start_len", "full_untruncated_fill_ids")
+                ),
             ),
         ),
         Feature(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferscope.adapters.edge import Edge
+from inferscope.adapters.edge import Edge, Prompt
 from inferscope.adapters.sampling_attributes import asked
 
 _MARK = "_inferscope_tokens"
@@ -41,6 +41,7 @@ class FrontEndWatch:
             tokenized.rid,
             prompt_tokens=len(tokenized.input_ids or ()),
             asked=asked_of(getattr(state, "obj", None)),
+            prompt=prompt_of(tokenized),
         )
 
     def sending_batch(self, manager: Any, tokenized: Sequence[Any]) -> None:
@@ -58,6 +59,19 @@ class FrontEndWatch:
             if state is not None:
                 self._edge.produced(request_id, count - getattr(state, _MARK, 0))
                 setattr(state, _MARK, count)
+
+
+def prompt_of(tokenized: Any) -> Prompt | None:
+    """Return the prompt of a tokenised request, as text; its images are not compared."""
+    tokens = tokenized.input_ids
+    if not tokens:
+        return None
+    salt = (getattr(tokenized, "extra_key", None), getattr(tokenized, "cache_salt", None))
+    return Prompt(
+        tokens,
+        salt=salt if any(salt) else None,
+        adapter=getattr(tokenized, "lora_id", None),
+    )
 
 
 def asked_of(given: Any) -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
+from inferscope.adapters.sglang.cache import FEATURE as _CACHE
+from inferscope.adapters.sglang.cache import CacheHooks
 from inferscope.adapters.sglang.frontend import FrontEndWatch
 from inferscope.adapters.sglang.info import (
     adapter_names,
@@ -34,6 +36,8 @@ _STREAMER = (
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
 )
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _ENDS = "how requests end outside of a batch"
 
 Hook: TypeAlias = Callable[..., Any]
@@ -136,6 +140,7 @@ class SchedulerHooks:
         self.lacking: set[str] = set()
         """Features of which a hook has no place in this version."""
         self._watch: SchedulerWatch | None = None
+        self._cache = CacheHooks(patches.run)
         self.pauses = PauseHooks(lambda _: None if self._watch is None else self._watch.probe)
 
     def by_target(self) -> dict[str, Hook]:
@@ -164,6 +169,7 @@ class SchedulerHooks:
             _ENDS: {f"{scheduler}.send_abort_output": self._send_abort_output},
             "steps of embeddings": {f"{_WORKER}.forward_batch_embedding": self._forward},
             "pauses": self.pauses.by_target(scheduler),
+            _CACHE: self._cache.by_target(_TREE, _BATCH),
         }
 
     # Opening is the first thing the loop does: model loading, warm-up and capture are over.
@@ -215,6 +221,8 @@ class SchedulerHooks:
             # One that decodes for another takes the last token back where a pause retracts it.
             counts_at_once=info.role == "decode",
         )
+        if where.is_core and _CACHE not in self.lacking:
+            self._watch.cache = self._cache.open(scheduler, probe)
         probe.look_after(partial(patches.run, self._watch.flush_overdue))
         patches.forgetting.append(self._watch.forget)
 

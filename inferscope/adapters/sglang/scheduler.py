@@ -31,6 +31,7 @@ from typing import Any
 
 import msgspec
 
+from inferscope.adapters.sglang.cache import CacheRecorder
 from inferscope.adapters.sglang.phases import (
     HEALTH_CHECK,
     Part,
@@ -53,6 +54,7 @@ class SchedulerWatch:
         probe: probe of this process.
         deferred: facts that are noted and not recorded yet.
         now_ns: function that returns the time, for `scheduled` and `streamed`.
+        cache: recorder of the radix cache; None if nothing is recorded of it.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class SchedulerWatch:
         self._adapter_of = adapter_of
         self.now_ns = (clock or SystemClock()).monotonic_ns
         self._end = end_left
+        self.cache: CacheRecorder | None = None
         self.deferred = Deferred(probe)
         self._is_deferring = is_deferring
         self._marks = probe.marks() if is_deferring else None
@@ -327,17 +330,19 @@ class SchedulerWatch:
     def _parts(self, launch: Launch) -> list[Part]:
         """Return the requests' parts of a batch; record who of them runs now and did not."""
         parts = []
-        for followed, part in launch.parts():
+        for request, followed, part in launch.parts():
             if self._is_core:
-                self._record_running(followed, part.context, launch.at_ns)
+                self._record_running(request, followed, part.context, launch.at_ns)
             followed.seen = max(followed.seen, part.context + part.tokens)
             parts.append(part)
         return parts
 
-    def _record_running(self, followed: Followed, context: int, at_ns: int) -> None:
+    def _record_running(self, request: Any, followed: Followed, context: int, at_ns: int) -> None:
         if not followed.has_run:
             followed.has_run = True
             self.probe.admitted(followed.index, cached_tokens=context, at_ns=at_ns)
+            if self.cache is not None:
+                self.cache.arrived(request, followed, context)
         elif followed.is_held:
             followed.is_held = False
             self.probe.resumed(followed.index, cached_tokens=context, at_ns=at_ns)

@@ -146,8 +146,8 @@ class Launch:
         self.is_over = False
         self.rows: Rows | None = None
 
-    def parts(self) -> Iterator[tuple[Followed, Part]]:
-        """Yield the parts of the requests that are recorded."""
+    def parts(self) -> Iterator[tuple[Any, Followed, Part]]:
+        """Yield the requests that are recorded, and their parts."""
         requests, is_extending = self.requests, self.is_extending
         if is_extending or not self.is_decoding:
             tokens = self.extend_lens or [0] * len(requests)
@@ -170,6 +170,7 @@ class Launch:
                 continue
             num, is_decoding = tokens[at], id(request) in decoding
             yield (
+                request,
                 followed,
                 Part(
                     followed.index,

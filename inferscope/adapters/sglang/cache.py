@@ -1,0 +1,229 @@
+"""Recorder of SGLang's radix cache: what leaves it, and what each prompt found.
+
+The tree's default core is written in Rust, and its nodes cannot be read. So the keys of prefixes
+are computed here, at every 32 tokens, and evictions are derived: what was put into the tree, and is
+not found, was evicted. The evictor is one of the requests for whose batches room was made since
+then; the records say that it is inferred.
+
+    checkpoint_into_tree   the prefix of a request that is in the tree now
+    prepare_for_…          the batch for which room is made
+    _evict                 how many tokens left the tree
+    reset                  the tree is empty
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from inferscope.adapters.sglang.state import MARK, Followed
+from inferscope.prefix import block_keys, first_key, packed
+from inferscope.probe import CacheWatch, Probe
+
+FEATURE = "cache forensics"
+_GRID = 32
+"""Tokens that one key stands for, unless a page is larger."""
+_TOKEN_BYTES = 8
+_MOST_RUNNING = 4096
+_TREE = "UnifiedRadixCache"
+
+
+class CacheRecorder:
+    """Recorder of one scheduler's radix cache; its methods do not raise."""
+
+    def __init__(self, watch: CacheWatch, *, block_tokens: int, off: str) -> None:
+        """Record by a watch.
+
+        Args:
+            watch: writes the records.
+            block_tokens: tokens that a key stands for.
+            off: reason why no prompt is looked up; empty if prompts are.
+        """
+        self._watch = watch
+        self._block_bytes = block_tokens * _TOKEN_BYTES
+        self._off = off
+        self._prefills: dict[int, list[int]] = {}
+        """Block keys of requests whose prompts are not in the tree yet, by index."""
+        self._running: dict[int, list[int]] = {}
+        """Block keys of the prompts of running requests, by index."""
+        self._makes_room_for: Sequence[Any] = ()
+
+    def arrived(self, request: Any, followed: Followed, hit: int) -> None:
+        """Record what a request found at its first admission."""
+        try:
+            self._arrived(request, followed, hit)
+        except Exception as error:
+            self._watch.fail(error)
+
+    def _arrived(self, request: Any, followed: Followed, hit: int) -> None:
+        watch, since_ns = self._watch, self._watch.now()
+        prompt = request.origin_input_ids
+        num_tokens, off = len(prompt), self._off
+        start = getattr(request, "logprob_start_len", -1)
+        if not off and request.return_logprob and hit <= start < num_tokens - 1:
+            off = "log probabilities of the prompt"
+        if off:
+            watch.not_asked(followed.index, num_tokens=num_tokens, hit=hit, reason=off)
+            return
+        keys = block_keys(_raw(prompt), self._block_bytes, first_key(_namespace(request)))
+        watch.admitted(
+            followed.index,
+            num_tokens=num_tokens,
+            hit=hit,
+            keys=keys,
+            raw_keys=packed(keys),
+            pending=list(self._prefills.items()),
+            remembers=False,
+            since_ns=since_ns,
+        )
+        for table in (self._prefills, self._running):
+            table[followed.index] = keys
+            if len(table) > _MOST_RUNNING:  # they ended without a hook
+                del table[next(iter(table))]
+
+    def inserted(self, request: Any, up_to: int) -> None:
+        """Note that the first tokens of a request are in the tree."""
+        followed = getattr(request, MARK, None)
+        if followed is None or self._off:
+            return
+        try:
+            self._inserted(request, followed.index, up_to)
+        except Exception as error:
+            self._watch.fail(error)
+
+    def _inserted(self, request: Any, index: int, up_to: int) -> None:
+        keys = self._running.get(index, [])
+        if request.finished():
+            self._running.pop(index, None)
+        if up_to >= len(request.origin_input_ids):
+            self._prefills.pop(index, None)
+        num = up_to * _TOKEN_BYTES // self._block_bytes
+        if num > len(keys):  # with output tokens
+            done = len(keys) * self._block_bytes // _TOKEN_BYTES
+            raw = _raw(request.full_untruncated_fill_ids[done:up_to])
+            last = keys[-1] if keys else first_key(_namespace(request))
+            keys = keys + block_keys(raw, self._block_bytes, last)
+        self._watch.stored(keys[:num])
+
+    def preparing(self, batch: Any) -> None:
+        """Note the batch for which room may be made from here on."""
+        self._makes_room_for = batch.reqs
+
+    def prepared(self) -> None:
+        """Note that the batch has its room."""
+        self._makes_room_for = ()
+
+    def evicted(self, num_tokens: int) -> None:
+        """Note how many tokens left the tree; those in a batch share them."""
+        if not num_tokens:
+            return
+        marks = [getattr(request, MARK, None) for request in self._makes_room_for]
+        owners = [followed.index for followed in marks if followed is not None]
+        for owner in owners or [-1]:
+            self._watch.make_room_for(owner)
+            self._watch.evicted_tokens(-(-num_tokens // max(1, len(owners))))
+        self._watch.make_room_for(-1)
+
+    def cleared(self) -> None:
+        """Note that the tree is empty."""
+        self._prefills.clear()
+        self._watch.cleared()
+
+
+class CacheHooks:
+    """Hooks of the radix cache and of what makes room in it."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        """Observe nothing yet; `run` calls a hook and guards it."""
+        self.recorder: CacheRecorder | None = None
+        self._run = run
+        self._tree_id = 0
+
+    def by_target(self, tree: str, batch: str) -> dict[str, Callable[..., Any]]:
+        """Return the hooks by the dotted name of what they are placed around."""
+        return {
+            f"{tree}.checkpoint_into_tree": self._checkpoint,
+            f"{tree}._evict": self._evict,
+            f"{tree}.reset": self._reset,
+            f"{batch}.prepare_for_extend": self._prepare,
+            f"{batch}.prepare_for_decode": self._prepare,
+        }
+
+    def open(self, scheduler: Any, probe: Probe) -> CacheRecorder | None:
+        """Observe a scheduler's cache; return its recorder, None if nothing is recorded."""
+        tree = getattr(scheduler, "tree_cache", None)
+        if tree is None:
+            probe.unsupported(f"{FEATURE}: the scheduler has no tree_cache")
+            return None
+        page = int(scheduler.page_size)
+        block_tokens = page if page > _GRID or _GRID % page else _GRID
+        watch = CacheWatch.open(
+            probe,
+            block_tokens=block_tokens,
+            num_blocks=int(scheduler.max_total_num_tokens) // block_tokens,
+            page_tokens=page,
+            is_inferring=True,
+        )
+        if watch is None:
+            return None
+        self._tree_id = id(tree)
+        self.recorder = CacheRecorder(watch, block_tokens=block_tokens, off=_reason_off(tree))
+        return self.recorder
+
+    def _of(self, tree: Any) -> CacheRecorder | None:
+        return self.recorder if id(tree) == self._tree_id else None
+
+    def _checkpoint(self, original: Any, tree: Any, req: Any, *args: Any, **kw: Any) -> Any:
+        result = original(tree, req, *args, **kw)
+        recorder = self._of(tree)
+        if recorder is not None:
+            self._run(recorder.inserted, req, kw["up_to"] if "up_to" in kw else args[0])
+        return result
+
+    def _evict(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
+        result = original(tree, *args, **kw)
+        recorder = self._of(tree)
+        if recorder is not None:
+            self._run(recorder.evicted, result.num_tokens_evicted)
+        return result
+
+    def _reset(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
+        result = original(tree, *args, **kw)
+        recorder = self._of(tree)
+        if recorder is not None:
+            self._run(recorder.cleared)
+        return result
+
+    def _prepare(self, original: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        recorder = self.recorder
+        if recorder is None:
+            return original(batch, *args, **kw)
+        self._run(recorder.preparing, batch)
+        try:
+            return original(batch, *args, **kw)
+        finally:
+            recorder.prepared()
+
+
+def _reason_off(tree: Any) -> str:
+    """Return why a tree's prompts are not looked up in a way that is recorded."""
+    kind = type(tree).__name__
+    if kind != _TREE:
+        return f"the cache is a {kind}"
+    if tree.disable:
+        return "the prefix cache is disabled"
+    if getattr(tree, "is_swa_enabled", False) or getattr(tree, "is_mamba_enabled", False):
+        return "the model has several kinds of KV caches"
+    if getattr(tree, "cache_controller", None) is not None:
+        return "a hierarchical cache holds blocks too"
+    return ""
+
+
+def _namespace(request: Any) -> object:
+    """Return what keeps a request's prefixes apart from those of others."""
+    return getattr(request, "extra_key", None), getattr(request, "cache_salt", None)
+
+
+def _raw(tokens: Sequence[int]) -> bytes:
+    return (tokens if isinstance(tokens, array) else array("q", tokens)).tobytes()
