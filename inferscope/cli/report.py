@@ -18,8 +18,6 @@ from inferscope.cli.targets import path_of
 from inferscope.cli.why import request_source_of
 from inferscope.errors import BadInput, NotFound
 from inferscope.insight.run import RunSink, with_details
-from inferscope.report import render
-from inferscope.report.run import Source, run_page
 from inferscope.slo import read_objectives
 
 _OUT = "report.html"
@@ -49,6 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report."""
+    # matplotlib takes a second to import, which `help` and `completion` need not wait for.
+    from inferscope.report import render
+    from inferscope.report.run import Source, run_page
+
     objectives = None if options.slo is None else read_objectives(options.slo)
     path = path_of(options.source)
     target = None if options.out == "-" else Path(options.out)

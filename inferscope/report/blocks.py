@@ -135,7 +135,7 @@ class Figure:
 
     Attributes:
         picture: the picture.
-        caption: description of what it shows.
+        caption: description of what it shows; empty for none.
         method: how its numbers were made.
     """
 

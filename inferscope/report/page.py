@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from inferscope import __version__
 from inferscope.report.blocks import Section
 from inferscope.report.escaping import visible
+from inferscope.report.plots import PLOT
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -38,7 +41,13 @@ class Page:
 def render(page: Page) -> str:
     """Return a page as HTML."""
     template = _environment().get_template("page.html")
-    return template.render(page=page, version=__version__)
+    numbers = count(1)
+
+    def numbered(picture: Markup) -> Markup:
+        """Return a picture whose IDs no other one on the page has."""
+        return Markup(picture.replace(PLOT, f"plot-{next(numbers)}"))
+
+    return template.render(page=page, version=__version__, numbered=numbered)
 
 
 @cache

@@ -36,6 +36,8 @@ _VARIABLES = {
     BAR: "bar",
     TRACK: "track",
 }
+PLOT = "\ue000"
+"""Placeholder of the plot's ID on its page; no text that is `visible` holds this character."""
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
@@ -75,7 +77,6 @@ _SETTINGS = {
 
 
 def draw(
-    name: str,
     size: tuple[float, float],
     plot: Callable[[Canvas], None],
     *,
@@ -86,7 +87,6 @@ def draw(
     """Return a plot as an SVG element.
 
     Args:
-        name: name of the plot, unique on the page.
         size: width and height in inches; the page scales it to its own width.
         plot: function that draws into the canvas in the colours of this module.
         label: description for readers who do not see the picture.
@@ -95,16 +95,16 @@ def draw(
             measures of the picture thus depend on no name.
     """
     file = io.StringIO()
-    with matplotlib.style.context(["default", {**_SETTINGS, "svg.hashsalt": name}]):
+    with matplotlib.style.context(["default", {**_SETTINGS, "svg.hashsalt": ""}]):
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasSVG(canvas)
         plot(canvas)
         canvas.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(file.getvalue())
-    _embed(root, name, size, label)
+    _embed(root, size, label)
     for element in root.iter():
-        _restyle(element, name)
-        tooltip = (tooltips or {}).get(element.get("id", "").removeprefix(f"{name}-"))
+        _restyle(element)
+        tooltip = (tooltips or {}).get(element.get("id", "").removeprefix(f"{PLOT}-"))
         if tooltip is not None:
             title = ElementTree.Element(f"{{{_SVG}}}title")
             title.text = visible(tooltip)
@@ -122,7 +122,7 @@ def bare(axes: Axes, *, left: bool = True) -> None:
         axes.tick_params(axis="y", length=0)
 
 
-def _embed(root: ElementTree.Element, name: str, size: tuple[float, float], label: str) -> None:
+def _embed(root: ElementTree.Element, size: tuple[float, float], label: str) -> None:
     """Make a document an element of a page: scaled by it, and with a name."""
     for child in list(root):  # metadata, and a style sheet that would apply to the whole page
         if child.tag.endswith("metadata") or child.find(f"{{{_SVG}}}style") is not None:
@@ -131,29 +131,29 @@ def _embed(root: ElementTree.Element, name: str, size: tuple[float, float], labe
         root.attrib.pop(attribute, None)
     width, height = (inches * _PER_INCH for inches in size)
     root.set("viewBox", f"0 0 {width:g} {height:g}")
-    root.set("id", name)
+    root.set("id", PLOT)
     root.set("role", "img")
     root.set("aria-label", label)
 
 
-def _restyle(element: ElementTree.Element, name: str) -> None:
+def _restyle(element: ElementTree.Element) -> None:
     """Set an element to the colours and fonts of the page, and to IDs that are unique there."""
     identity = element.get("id")
-    if identity is not None and identity != name:
-        element.set("id", f"{name}-{identity}")
+    if identity is not None and identity != PLOT:
+        element.set("id", f"{PLOT}-{identity}")
     target = element.get(_LINK)
     if target is not None:  # SVG 2 links need no namespace
         del element.attrib[_LINK]
-        element.set("href", f"#{name}-{target.removeprefix('#')}")
+        element.set("href", f"#{PLOT}-{target.removeprefix('#')}")
     if "clip-path" in element.attrib:
-        element.set("clip-path", element.attrib["clip-path"].replace("#", f"#{name}-"))
+        element.set("clip-path", element.attrib["clip-path"].replace("#", f"#{PLOT}-"))
     pairs = [pair.partition(":") for pair in element.get("style", "").split(";") if pair.strip()]
     style = {attribute.strip(): value.strip() for attribute, _, value in pairs}
     for attribute in ("fill", "stroke"):
         if attribute in element.attrib:
             style[attribute] = element.attrib.pop(attribute)
     style = {
-        attribute: _COLOUR.sub(_variable, value).replace("url(#", f"url(#{name}-")
+        attribute: _COLOUR.sub(_variable, value).replace("url(#", f"url(#{PLOT}-")
         for attribute, value in style.items()
         if attribute not in _DROPPED
     }

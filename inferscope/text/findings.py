@@ -20,7 +20,7 @@ from inferscope.insight.findings import (
     times,
 )
 from inferscope.json_document import Document, json_line
-from inferscope.slo import ObjectiveCount, outcome_line, worst_causes
+from inferscope.slo import UNKNOWN, ObjectiveCount, outcome_line, worst_causes
 from inferscope.text.evidence import many
 from inferscope.text.labels import SYNTHETIC
 from inferscope.text.plots import milliseconds, plain, share, to_ascii
@@ -144,10 +144,11 @@ def _on_objectives(engine: EngineFindings) -> list[str]:
 def _missed(count: ObjectiveCount) -> str:
     """Return a missed objective with its main cause."""
     one, num = count.objective, count.num_good + count.num_bad
-    cause, num_bad = worst_causes(count)[0]
+    known = [(cause, num_bad) for cause, num_bad in worst_causes(count) if cause != UNKNOWN]
+    most = f"; of {count.num_bad} bad ones {known[0][1]} for {known[0][0]}" if known else ""
     return (
         f"{one.name} ({count.num_good / num:.2%} of {num} requests good, target"
-        f" {one.objective * 100:g}%; of {count.num_bad} bad ones {num_bad} for {cause})"
+        f" {one.objective * 100:g}%{most})"
     )
 
 

@@ -81,7 +81,7 @@ def test_a_text_has_a_bounded_length() -> None:
 
 
 def test_a_page_loads_nothing_and_runs_nothing() -> None:
-    picture = draw("picture", (4, 2), lambda canvas: None, label="empty")
+    picture = draw((4, 2), lambda canvas: None, label="empty")
     html = page_of(Figure(picture, "caption"), *every_block("text"))
     assert "default-src 'none'" in html
     assert "<script" not in html
@@ -104,8 +104,8 @@ def test_a_plot_has_the_colours_of_the_page_and_its_own_ids() -> None:
         axes.set_title("$1 < $2 & <b>")
 
     tooltips = {"line": "<script>"}
-    one, two = (draw(name, (4, 2), plot, label="<&>", tooltips=tooltips) for name in ("a", "b"))
-    html = page_of(Figure(one, "a"), Figure(two, "b"))
+    one = draw((4, 2), plot, label="<&>", tooltips=tooltips)
+    html = page_of(Figure(one, "a"), Figure(one, "b"))
     assert "var(--prefill)" in one
     assert not re.search(r"#[0-9a-fA-F]{6}", one), "a colour that does not follow the page's"
     parsed = parse(html)
@@ -121,4 +121,4 @@ def test_the_same_plot_has_the_same_bytes() -> None:
     def plot(canvas: Canvas) -> None:
         canvas.subplots().plot([1, 2, 3], [1, 3, 2], color=DECODE)
 
-    assert draw("a", (4, 2), plot, label="") == draw("a", (4, 2), plot, label="")
+    assert draw((4, 2), plot, label="") == draw((4, 2), plot, label="")

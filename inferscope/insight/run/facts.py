@@ -44,6 +44,8 @@ class EngineFacts:
     """Part of them from the prefix cache."""
     output_tokens: int
     """Output tokens of all finished requests."""
+    num_preemptions: int
+    """Preemptions of the finished requests observed from their beginning."""
     shares: Shares
     """Device time by phase."""
     devices: tuple[DeviceTime, ...]

@@ -24,9 +24,9 @@ class LedgerBand:
     """Requests between two ranks of a latency."""
 
     low: float
-    """Share of the requests that are faster, as asked; whole bins are kept together."""
+    """Share of the requests in faster bands."""
     high: float
-    """Share of the requests up to the band's end."""
+    """Share of the requests up to the end of this one; bins are whole, so it may exceed a bound."""
     num: int
     """Requests in the band."""
     fastest_ns: int
@@ -77,18 +77,26 @@ class LedgerBands:
 
     def bands(self) -> tuple[LedgerBand, ...]:
         """Return the bands that hold requests, the fastest first."""
-        edges = (*BOUNDS, 1.0)
-        found = [_Bin() for _ in edges]
+        found = [_Bin() for _ in (*BOUNDS, 1.0)]
         at = seen = 0
         for _, each in sorted(self._bins.items()):
-            while at < len(edges) - 1 and seen >= edges[at] * self.num:
+            while at < len(BOUNDS) and seen >= BOUNDS[at] * self.num:
                 at += 1
             seen += each.num
             found[at].add(each.num, each.fastest_ns, each.slowest_ns, each.sum_ns, each.by_cause)
-        return tuple(
-            LedgerBand(
-                low, high, of.num, of.fastest_ns, of.slowest_ns, of.sum_ns, dict(of.by_cause)
+        bands: list[LedgerBand] = []
+        reached = 0
+        for of in filter(lambda each: each.num, found):
+            low, reached = reached / self.num, reached + of.num
+            bands.append(
+                LedgerBand(
+                    low,
+                    reached / self.num,
+                    of.num,
+                    of.fastest_ns,
+                    of.slowest_ns,
+                    of.sum_ns,
+                    dict(of.by_cause),
+                )
             )
-            for low, high, of in zip((0.0, *BOUNDS), edges, found, strict=True)
-            if of.num
-        )
+        return tuple(bands)

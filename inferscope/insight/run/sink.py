@@ -17,7 +17,7 @@ from inferscope.insight.shares import SharesSink
 from inferscope.records import Record, RingOpened, StepPlan
 from inferscope.slo import Objectives
 
-_WHOLE_NS = 1 << 62
+_WINDOW_NS = 300_000_000_000
 _RULE = "fair"
 _ANSWERS = ("stop", "length")
 
@@ -116,7 +116,7 @@ class RunSink:
         """
         views = {
             view.engine_id: view
-            for view in snapshot(collector, window_ns=_WHOLE_NS, mode=mode, max_requests=0).engines
+            for view in snapshot(collector, window_ns=_WINDOW_NS, mode=mode, max_requests=0).engines
         }
         return RunFacts(
             tuple(
@@ -146,6 +146,7 @@ class RunSink:
             prompt_tokens=requests.prompt_tokens,
             cached_tokens=requests.cached_tokens,
             output_tokens=run.output_tokens,
+            num_preemptions=requests.num_preemptions,
             shares=run.shares.table("phase", collector),
             devices=tuple(each for each in collector.devices() if each.engine_id == engine_id),
             ttft=requests.ttft,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
@@ -52,6 +53,7 @@ def _figure(engine: EngineFacts) -> Figure:
         _steps(latency, times, width, _quantiles(bins, lambda each: each.tbt.quantile_ns(0.99)),
                BAR, "TBT p99", "--")  # fmt: skip
         latency.set_ylabel("latency")
+        _whole_decades(latency)
         latency.yaxis.set_major_formatter(lambda ms, _: plain_duration(ms * 1e6))
         latency.yaxis.minorticks_off()
         _legend(latency)
@@ -65,7 +67,6 @@ def _figure(engine: EngineFacts) -> Figure:
             axes.set_xlim(times[0], times[-1] + width)
 
     picture = draw(
-        "course-plot",
         (11.5, 4.6),
         plot,
         label="Requests, device use and latencies over the time of the run",
@@ -78,6 +79,12 @@ def _figure(engine: EngineFacts) -> Figure:
         " came in the bin.",
         method="Measured: latencies, plans, time of steps. Apportioned: its division over phases.",
     )
+
+
+def _whole_decades(axes: Axes) -> None:
+    """Extend a logarithmic axis to whole decades, of which the ends are labelled."""
+    low, high = (max(end, 1e-9) for end in axes.get_ylim())
+    axes.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
 
 
 def _legend(axes: Axes) -> None:

@@ -14,6 +14,8 @@ from inferscope.report.blocks import Cell, Column, Figure, Number, Section, Tabl
 from inferscope.report.plots import ALARM, BAR, DIM, INK, PAPER, bare, draw
 
 _MOST_BARS = 56
+_NARROWEST = 4.0
+"""Smallest ratio of the ends of a time axis: between them are at least two labels."""
 _METRICS = (
     ("ttft", "Time to first token (TTFT)", "responses"),
     ("tbt", "Time between tokens (TBT)", "gaps"),
@@ -68,11 +70,10 @@ def _figure(engine: EngineFacts, histograms: dict[str, LogHistogram]) -> Figure:
     def plot(canvas: Canvas) -> None:
         for axes, (name, title, noun) in zip(canvas.subplots(1, 3), _METRICS, strict=True):
             axes.set_title(title)
-            tooltips.update(_histogram(axes, name, histograms[name], noun))
-            _limit(axes, limits.get(name))
+            found = _histogram(axes, name, histograms[name], noun, limits.get(name))
+            tooltips.update(found)
 
     picture = draw(
-        "latency-plot",
         (11.5, 3.1),
         plot,
         label="Histograms of TTFT, TBT and E2E with their 50th, 95th and 99th percentiles",
@@ -85,7 +86,9 @@ def _figure(engine: EngineFacts, histograms: dict[str, LogHistogram]) -> Figure:
     )
 
 
-def _histogram(axes: Axes, name: str, of: LogHistogram, noun: str) -> dict[str, str]:
+def _histogram(
+    axes: Axes, name: str, of: LogHistogram, noun: str, limit_ns: int | None
+) -> dict[str, str]:
     """Draw a histogram; return the tooltips of its bars."""
     bare(axes)
     if not of.num:
@@ -104,9 +107,8 @@ def _histogram(axes: Axes, name: str, of: LogHistogram, noun: str) -> dict[str, 
         gid = f"{name}-{bar}"
         axes.bar(low, num, width=(high - low) * 0.94, align="edge", color=BAR, gid=gid)
         tooltips[gid] = f"{num:,} {noun} from {plain_duration(low)} to {plain_duration(high)}"
-    low, high = _edge_ns(first - per_bar), _edge_ns(last + 2 * per_bar)
-    axes.set_xlim(low, high)
-    log_time_axis(axes)
+    _span(axes, _edge_ns(first - per_bar), _edge_ns(last + 2 * per_bar), limit_ns)
+    low, high = axes.get_xlim()
     most = max(counts.values())
     axes.set_ylim(0, most * 1.3)
     axes.set_ylabel(noun)
@@ -131,13 +133,15 @@ def _histogram(axes: Axes, name: str, of: LogHistogram, noun: str) -> dict[str, 
     return tooltips
 
 
-def _limit(axes: Axes, limit_ns: int | None) -> None:
-    if limit_ns is None:
-        return
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, limit_ns * 0.9), max(high, limit_ns * 1.1))
-    axes.axvline(limit_ns, color=ALARM, linewidth=1.2, linestyle=(0, (4, 3)))
-    axes.plot([limit_ns], [0], marker="^", markersize=7, color=ALARM, clip_on=False)
+def _span(axes: Axes, low: float, high: float, limit_ns: int | None) -> None:
+    """Set the range of the time axis, wide enough for labels, and draw the limit."""
+    if limit_ns is not None:
+        low, high = min(low, limit_ns * 0.8), max(high, limit_ns * 1.25)
+        axes.axvline(limit_ns, color=ALARM, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.plot([limit_ns], [0], marker="^", markersize=7, color=ALARM, clip_on=False)
+    wider = max(1.0, math.sqrt(_NARROWEST * low / high))
+    axes.set_xlim(low / wider, high * wider)
+    log_time_axis(axes)
 
 
 def _edge_ns(number: int) -> float:

@@ -28,6 +28,10 @@ _METRICS = (
     ("e2e", "E2E", "time to the last token"),
     ("ttft", "TTFT", "time to the first token"),
 )
+_LEGEND = (
+    "Causes in the order of a request's life. ◆ orange: prefill; ● blue: decode; ▲ red: lost work;"
+    " grey: waiting and the host. Hatches tell causes of one colour apart."
+)
 _SMALL = 0.01
 """Share of a band's time below which a cause is drawn with the small ones."""
 
@@ -52,11 +56,10 @@ def ledger(engine: EngineFacts) -> Section:
 
 
 def _bandname(band: LedgerBand) -> str:
+    low, high, rest = (f"{round(100 * at, 1):g}" for at in (band.low, band.high, 1 - band.low))
     if band.low == 0:
-        return "fastest half" if band.high == 0.5 else f"up to p{100 * band.high:g}"
-    if band.high == 1:
-        return f"slowest {100 - 100 * band.low:g} %"
-    return f"p{100 * band.low:g} to p{100 * band.high:g}"
+        return "all" if band.high == 1 else f"fastest {high} %"
+    return f"slowest {rest} %" if band.high == 1 else f"p{low} to p{high}"
 
 
 def _figure(name: str, short: str, meaning: str, bands: tuple[LedgerBand, ...]) -> Figure:
@@ -118,7 +121,6 @@ def _figure(name: str, short: str, meaning: str, bands: tuple[LedgerBand, ...]) 
 
     height = 1.1 + 0.52 * len(bands) + 0.22 * -(-len(drawn) // 6)
     picture = draw(
-        f"ledger-{name}",
         (11.5, height),
         plot,
         label=f"Mean ledger of requests by rank of {short}",
@@ -126,8 +128,7 @@ def _figure(name: str, short: str, meaning: str, bands: tuple[LedgerBand, ...]) 
     )
     return Figure(
         picture,
-        "Bars: causes in the order of a request's life. ◆ orange: prefill; ● blue: decode;"
-        " ▲ red: lost work; grey: waiting and the host. Hatches tell causes of one colour apart.",
+        _LEGEND if name == "e2e" else "",
     )
 
 

@@ -29,7 +29,7 @@ def objectives(engine: EngineFacts) -> Section:
             (prose("No objectives were given: `--slo FILE` judges the run by them.", role="dim"),),
         )
     if not counts:
-        none = prose("No objective is in force for this model.", role="dim")
+        none = prose("No request was judged: no objective is in force for it.", role="dim")
         return Section("objectives", "Objectives", (none,))
     rows = tuple(_row(count) for count in counts)
     method = (

@@ -37,7 +37,7 @@ def phases(engine: EngineFacts) -> Section:
         blocks.append(_steps(engine))
     else:
         blocks.append(prose("No finished step was recorded.", role="dim"))
-    blocks += [_device(each) for each in engine.devices if each.wall_ns]
+    blocks += [_device(at, each) for at, each in enumerate(engine.devices) if each.wall_ns]
     return Section("phases", "Where device time went", tuple(blocks))
 
 
@@ -111,7 +111,7 @@ def _of(key: str, part: int, whole: int) -> Number:
     return Number.share(key, part / whole if whole else None)
 
 
-def _device(device: DeviceTime) -> Table:
+def _device(at: int, device: DeviceTime) -> Table:
     used = [(name, ns) for name, ns in device.seconds_by_ns.items() if ns]
     mills = closed([ns for _, ns in used], 1000)
     rows: list[tuple[Cell, ...]] = []
@@ -120,7 +120,7 @@ def _device(device: DeviceTime) -> Table:
         rows.append(
             (
                 Marked(label, role),
-                Number.ms(f"device.{name}_ns", ns),
+                Number.ms(f"device.{at}.{name}_ns", ns),
                 f"{mill / 10:.1f}%",
                 Bar(0, ns / device.wall_ns, role),
             )
@@ -129,6 +129,6 @@ def _device(device: DeviceTime) -> Table:
         (Column(f"device {device.device}"), Column("ms", "number"), Column("share", "number"),
          Column("", "bar")),
         tuple(rows),
-        total=("wall time", Number.ms("device.wall_ns", device.wall_ns), "100.0%", ""),
+        total=("wall time", Number.ms(f"device.{at}.wall_ns", device.wall_ns), "100.0%", ""),
         method="Measured: steps and the gaps between them; apportioned: prefill and decode.",
     )  # fmt: skip

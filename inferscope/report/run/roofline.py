@@ -167,7 +167,6 @@ def _figure(engine: EngineFacts, points: list[RooflinePoint]) -> Figure:
         axes.tick_params(grid_color=TRACK)
 
     picture = draw(
-        "roofline-plot",
         (11.5, 3.8),
         plot,
         label="Roofline: FLOPs per second over FLOPs per byte of prefill and decode",
@@ -176,5 +175,6 @@ def _figure(engine: EngineFacts, points: list[RooflinePoint]) -> Figure:
     return Figure(
         picture,
         "◆ prefill, ● decode: the whole run. Under the slope a phase is limited by memory, under"
-        " the flat part by compute.",
+        " the flat part by compute. A phase that shares its steps can lie above the roof: its"
+        " apportioned time is shorter than what it takes alone.",
     )

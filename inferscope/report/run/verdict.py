@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from inferscope.insight.run import EngineFacts
-from inferscope.report.blocks import Column, Inline, Marked, Number, Prose, Section, Table, prose
-from inferscope.text import SYNTHETIC, run_verdict
+from inferscope.report.blocks import (
+    Column,
+    Inline,
+    Marked,
+    Number,
+    Prose,
+    Role,
+    Section,
+    Table,
+    prose,
+)
+from inferscope.text import BAD_FINISHES, SYNTHETIC, run_verdict
 
 
 def verdict(engine: EngineFacts) -> Section:
@@ -20,25 +30,42 @@ def verdict(engine: EngineFacts) -> Section:
         span_ns = engine.last_delivery_ns - engine.first_arrival_ns
     p50, p95, _ = engine.ttft.percentiles_ns()
     tbt50, _, tbt99 = engine.tbt.percentiles_ns()
-    headline = (
-        Number.count("finished", finished),
-        Number.duration("span_ns", span_ns),
-        Number.rate("finished_s", finished * 1e9 / span_ns if span_ns else None),
-        Number.duration("ttft.p50_ns", p50),
-        Number.duration("ttft.p95_ns", p95),
-        Number.duration("tbt.p50_ns", tbt50),
-        Number.duration("tbt.p99_ns", tbt99),
-        Number.duration("e2e.p95_ns", engine.e2e.percentiles_ns()[1]),
+    headline = {
+        "finished": Number.count("finished", finished),
+        "in flight": Number.count("in_flight", engine.view.num_requests),
+        "first arrival to last delivery": Number.duration("span_ns", span_ns),
+        "requests/s": Number.rate("finished_s", finished * 1e9 / span_ns if span_ns else None),
+        "TTFT p50": Number.duration("ttft.p50_ns", p50),
+        "TTFT p95": Number.duration("ttft.p95_ns", p95),
+        "TBT p50": Number.duration("tbt.p50_ns", tbt50),
+        "TBT p99": Number.duration("tbt.p99_ns", tbt99),
+        "E2E p95": Number.duration("e2e.p95_ns", engine.e2e.percentiles_ns()[1]),
+    }
+    table = Table(tuple(Column(each, "number") for each in headline), (tuple(headline.values()),))
+    return Section("verdict", "Verdict", (*sentences, table, _requests(engine)))
+
+
+def _requests(engine: EngineFacts) -> Prose:
+    """Return how the requests ended, and their tokens."""
+    ends: list[Inline] = []
+    for finish, num in sorted(engine.num_by_finish.items(), key=lambda item: (-item[1], item[0])):
+        role: Role = "alarm" if finish in BAD_FINISHES else ""
+        ends += [", " if ends else "Finished: "]
+        ends += [Number.count(f"finish.{finish}", num), " ", Marked(finish, role)]
+    if not ends:
+        return Prose(("No request has finished.",))
+    cached = engine.cached_tokens / engine.prompt_tokens if engine.prompt_tokens else None
+    return Prose(
+        (
+            *ends,
+            ". Prompts: ",
+            Number.count("prompt_tokens", engine.prompt_tokens),
+            " tokens, ",
+            Number.share("cached_share", cached),
+            " of them from the prefix cache. Output: ",
+            Number.count("output_tokens", engine.output_tokens),
+            " tokens. Preemptions: ",
+            Number.count("preemptions", engine.num_preemptions),
+            ".",
+        )
     )
-    headings = (
-        "finished",
-        "first arrival to last delivery",
-        "requests/s",
-        "TTFT p50",
-        "TTFT p95",
-        "TBT p50",
-        "TBT p99",
-        "E2E p95",
-    )
-    table = Table(tuple(Column(each, "number") for each in headings), (headline,))
-    return Section("verdict", "Verdict", (*sentences, table))

@@ -93,7 +93,6 @@ def _figure(engine: EngineFacts, second: WorstSecond) -> Figure:
 
     rest = len(tokens) - len(shown)
     picture = draw(
-        "worst-second-plot",
         (11.5, 0.9 + 0.95 * len(drawn) + max(0.9, 0.24 * len(shown))),
         plot,
         label="Steps of the worst second, and the requests that they computed",
@@ -155,8 +154,9 @@ def _lane(
     )  # fmt: skip
     axes.vlines(starts, 0, 1, color=PAPER, linewidth=0.5)
     odd = [at for at, step in enumerate(steps) if step.is_cold or step.model_residual > 1]
-    axes.plot([(starts[at] + ends[at]) / 2 for at in odd], [1.07] * len(odd), "^", color=ALARM,
-              markersize=4.5, clip_on=False)  # fmt: skip
+    if odd:  # an empty line without clipping has no extent, which a layout cannot place
+        middles = [(starts[at] + ends[at]) / 2 for at in odd]
+        axes.plot(middles, [1.07] * len(odd), "^", color=ALARM, markersize=4.5, clip_on=False)
     if len(steps) > _MOST_TOOLTIPS:
         return {}
     tooltips = {}
@@ -230,7 +230,7 @@ def _merged(spans: list[tuple[int, int]], second: WorstSecond) -> list[tuple[flo
 
 def _table(steps: tuple[FinalStep, ...], second: WorstSecond) -> Table:
     longest = sorted(steps, key=lambda step: (step.start_ns - step.end_ns, step.start_ns))
-    rows = [_row(step, second) for step in longest[:_MOST_LISTED]]
+    rows = [_row(number, step, second) for number, step in enumerate(longest[:_MOST_LISTED], 1)]
     return Table(
         (
             Column("step", "number"),
@@ -249,12 +249,11 @@ def _table(steps: tuple[FinalStep, ...], second: WorstSecond) -> Table:
     )
 
 
-def _row(step: FinalStep, second: WorstSecond) -> tuple[Cell, ...]:
+def _row(key: int, step: FinalStep, second: WorstSecond) -> tuple[Cell, ...]:
     prefill, decode = _tokens(step)
-    key = f"{step.dp_rank}.{step.rank}.{step.step}"
     kind, role = _kind(prefill, decode)
     return (
-        f"{step.step}",
+        Number.count(f"{key}.step", step.step),
         f"{step.dp_rank}.{step.rank}",
         Marked(kind + (", first of its shape" if step.is_cold else ""), role),
         Number.ms(f"{key}.at_ns", step.start_ns - second.start_ns),
