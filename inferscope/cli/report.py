@@ -18,6 +18,7 @@ from inferscope.cli.targets import path_of
 from inferscope.cli.why import request_source_of
 from inferscope.errors import BadInput, NotFound
 from inferscope.insight.run import RunSink, with_details
+from inferscope.readers import RingSource
 from inferscope.slo import read_objectives
 
 _OUT = "report.html"
@@ -70,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
             raise NotFound(
                 f"{source.title} holds no records of an engine. Record while the engine serves."
             )
-        is_live = path is None and any(engine.view.is_alive for engine in facts.engines)
+        is_live = isinstance(source, RingSource) and any(
+            engine.view.is_alive for engine in facts.engines
+        )
         again = request_source_of(options.source or facts.engines[0].engine_id)
         facts = with_details(facts, again, objectives)
         page = run_page(facts, Source(source.title, is_live, source.notes()))

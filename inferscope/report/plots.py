@@ -8,6 +8,7 @@ aloud. No name from a recording reaches matplotlib: `draw` writes names over pla
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ _VARIABLES = {
     BAR: "bar",
     TRACK: "track",
 }
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its notes concern its own caches
 PLOT = "\ue000"
 """Placeholder of the plot's ID on its page; no text that is `visible` holds this character."""
 _SVG = "http://www.w3.org/2000/svg"

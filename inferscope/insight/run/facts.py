@@ -74,6 +74,8 @@ class EngineFacts:
     """Second whose tokens came slowest; None without gaps between tokens."""
     worst_steps: tuple[FinalStep, ...] = ()
     """Steps that overlap it, of all ranks; empty before the second pass."""
+    num_worst_left_out: int = 0
+    """Further steps of that second, which were too many to keep."""
     worst_names: dict[str, str] = field(default_factory=dict)
     """Clients' names of the requests in those steps, by request ID."""
     explained: dict[str, Facts] = field(default_factory=dict)

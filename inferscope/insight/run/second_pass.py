@@ -42,5 +42,9 @@ def _with_details(
     kept = StepsOfSecond(engine.engine_id, engine.worst_second)
     explained = source.facts_of_run(slowest, promised=objectives, sinks=(kept,))
     return replace(
-        engine, explained=explained, worst_steps=tuple(kept.steps), worst_names=kept.names
+        engine,
+        explained=explained,
+        worst_steps=tuple(kept.steps),
+        worst_names=kept.names,
+        num_worst_left_out=kept.num_left_out,
     )

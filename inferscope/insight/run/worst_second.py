@@ -91,11 +91,13 @@ class StepsOfSecond:
     Attributes:
         steps: final steps in fold order, of all ranks.
         names: clients' names of the finished requests in them, by request ID.
+        num_left_out: further steps of the second, which are not kept.
     """
 
     def __init__(self, engine_id: str, second: WorstSecond) -> None:
         self.steps: list[FinalStep] = []
         self.names: dict[str, str] = {}
+        self.num_left_out = 0
         self._request_ids: set[str] = set()
         self._engine_id = engine_id
         self._second = second
@@ -106,8 +108,10 @@ class StepsOfSecond:
             step.engine_id == self._engine_id
             and step.end_ns > self._second.start_ns
             and step.start_ns < self._second.end_ns
-            and len(self.steps) < _MOST_STEPS
         ):
+            if len(self.steps) == _MOST_STEPS:
+                self.num_left_out += 1
+                return
             self.steps.append(step)
             self._request_ids.update(step.request_ids)
 

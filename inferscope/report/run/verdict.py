@@ -33,7 +33,7 @@ def verdict(engine: EngineFacts) -> Section:
     headline = {
         "finished": Number.count("finished", finished),
         "in flight": Number.count("in_flight", engine.view.num_requests),
-        "first arrival to last delivery": Number.duration("span_ns", span_ns),
+        "duration": Number.duration("span_ns", span_ns),
         "requests/s": Number.rate("finished_s", finished * 1e9 / span_ns if span_ns else None),
         "TTFT p50": Number.duration("ttft.p50_ns", p50),
         "TTFT p95": Number.duration("ttft.p95_ns", p95),

@@ -33,7 +33,7 @@ from inferscope.text.plots import UNKNOWN, duration, fit_name
 _MOST_REQUESTS = 16
 _MOST_LISTED = 12
 _MOST_TOOLTIPS = 400
-"""Largest number of steps with a tooltip each; beyond, the picture would be mostly tooltips."""
+"""Largest number of steps with an edge and a tooltip each; more are too narrow to be told apart."""
 _NAME = 20
 _PIXELS = 500
 """Slices of a request that are closer than this fraction of the second are drawn as one."""
@@ -55,6 +55,9 @@ def worst_second(engine: EngineFacts) -> Section | None:
         Number.duration("longest_gap_ns", second.longest_gap_ns),
     )
     blocks: list[Block] = [summary, _figure(engine, second)]
+    if engine.num_worst_left_out:
+        left_out = Number.count("left_out", engine.num_worst_left_out)
+        blocks.append(prose("Its last {} steps are not drawn.", left_out, role="alarm"))
     table = _table(engine.worst_steps, second)
     blocks.append(Details((f"The {len(table.rows)} longest steps of the second",), (table,)))
     return Section("worst-second", "The worst second", tuple(blocks))
@@ -152,7 +155,8 @@ def _lane(
         times, decode, whole, where=list(whole > decode), facecolor=PREFILL_HUE, hatch="////",
         edgecolor=PAPER, linewidth=0,
     )  # fmt: skip
-    axes.vlines(starts, 0, 1, color=PAPER, linewidth=0.5)
+    if len(steps) <= _MOST_TOOLTIPS:
+        axes.vlines(starts, 0, 1, color=PAPER, linewidth=0.5)
     odd = [at for at, step in enumerate(steps) if step.is_cold or step.model_residual > 1]
     if odd:  # an empty line without clipping has no extent, which a layout cannot place
         middles = [(starts[at] + ends[at]) / 2 for at in odd]
