@@ -136,9 +136,10 @@ def _on_objectives(engine: EngineFindings) -> list[str]:
             f"All {len(counts)} objectives are met." if len(counts) > 1 else "The objective is met."
         ]
     named = [_missed(each) for each in counts if each.objective.name in missed]
+    if len(counts) == 1:
+        return [f"The objective is missed: {named[0]}."]
     are = "is" if len(missed) == 1 else "are"
-    whole = many(len(counts), "objective")
-    return [f"{len(missed)} of {whole} {are} missed: {'; '.join(named)}."]
+    return [f"{len(missed)} of {len(counts)} objectives {are} missed: {'; '.join(named)}."]
 
 
 def _missed(count: ObjectiveCount) -> str:

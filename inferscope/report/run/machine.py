@@ -26,6 +26,12 @@ def machine(engine: EngineFacts) -> Section:
     return Section("machine", "Engine and machine", tuple(blocks))
 
 
+def _model(engine: EngineFacts) -> str:
+    """Return the served name of the model, and its own if it differs."""
+    name, info = engine.view.model or UNKNOWN, engine.info
+    return f"{name} ({info.model})" if info and info.model not in ("", name) else name
+
+
 def _engine(engine: EngineFacts) -> Table:
     view, info = engine.view, engine.info
     deployment = view.deployment
@@ -36,7 +42,7 @@ def _engine(engine: EngineFacts) -> Table:
     facts: list[tuple[Cell, Cell]] = [
         ("engine", f"{view.engine} {view.version}"),
         ("engine ID", Code(engine.engine_id)),
-        ("model", (view.model or UNKNOWN) + (f" ({info.model})" if info and info.model else "")),
+        ("model", _model(engine)),
         ("revision", deployment.revision or UNKNOWN),
         ("bits", deployment.quantization or UNKNOWN),
         (
@@ -147,9 +153,10 @@ def records(facts: RunFacts, source: Source) -> Section:
         methods,
         prose(f"Digest of the fold: `{totals.digest}`. Written by InferScope {__version__}."),
         prose(
-            "Every number equals that of `inferscope export FILE --format jsonl` of the same"
-            " records, or a sum, mean or percentile of those; a `data` element holds its exact"
-            " value. `-` is unknown."
+            "Times, tokens, bytes, FLOPs and ledgers equal those of `inferscope export FILE` of the"
+            " same records, or are sums, means or percentiles of them. Verdicts, findings, time"
+            " alone and requests in flight come from the same records. A `data` element holds the"
+            " exact value of each number; `-` is unknown."
         ),
     ]
     return Section("records", "Records and methods", tuple(blocks))
