@@ -20,6 +20,7 @@ from inferscope.text import (
     ComparisonDocument,
     DiffDocument,
     FindingsDocument,
+    JoinDocument,
     SharesDocument,
     WhyDocument,
 )
@@ -39,6 +40,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "shares": SharesDocument,
     "findings": FindingsDocument,
     "diff": DiffDocument,
+    "join": JoinDocument,
     "slo check": CheckDocument,
     "sampler": SamplerDocument,
     "load": LoadDocument,

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "write a report on a run as one HTML file",
     "findings": "detect common performance problems and suggest fixes",
     "diff": "compare two recordings, and fail if one is worse beyond given limits",
+    "join": "compare a load generator's latencies with the server's, request by request",
     "mcp": "answer an assistant's questions, over the Model Context Protocol",
     "collect": "export metrics and records of all engines of this host, and pin incidents",
     "slo": "explain SLO objectives, evaluate a recording, write Prometheus rules",

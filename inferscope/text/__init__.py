@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         run_verdict,
     )
     from inferscope.text.header_line import header, status_line
+    from inferscope.text.joined import JoinDocument, join_json, join_text
     from inferscope.text.labels import (
         BAD_FINISHES,
         CAUSE_MEANINGS,
@@ -67,6 +68,7 @@ __all__ = [
     "DiffEngine",
     "DiffSide",
     "FindingsDocument",
+    "JoinDocument",
     "Line",
     "Scene",
     "SharesDocument",
@@ -86,6 +88,8 @@ __all__ = [
     "frame",
     "header",
     "heading_line",
+    "join_json",
+    "join_text",
     "many",
     "more_or_less",
     "once_text",
@@ -121,6 +125,7 @@ __getattr__ = lazy_names(
             "run_verdict",
         ],
         "header_line": ["header", "status_line"],
+        "joined": ["JoinDocument", "join_json", "join_text"],
         "labels": [
             "BAD_FINISHES",
             "CAUSE_MEANINGS",

@@ -127,7 +127,7 @@ class Tools:
         _refuse_option(*arguments)
         words = [verb, *options, "--json", *(word for word in arguments if word is not None)]
         command = [sys.executable, "-m", "inferscope", *words]
-        # To start the probe in a process is no reading.
+        # A tool that reads must not start the probe in another process.
         environment = {**os.environ, ALLOW_VARIABLE: "0"}
         try:
             async with self._limiter:
