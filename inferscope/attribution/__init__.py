@@ -11,6 +11,13 @@ from inferscope.attribution.breach import (
     top_cause,
 )
 from inferscope.attribution.busy import NEVER_NS
+from inferscope.attribution.cache_misses import (
+    CacheSegment,
+    Chunk,
+    Likeness,
+    cache_segments,
+    cache_spans,
+)
 from inferscope.attribution.counterfactual import Delay, TableBounds, delays, prefills_of
 from inferscope.attribution.holds import HeldResources
 from inferscope.attribution.ledger import (
@@ -37,7 +44,7 @@ from inferscope.attribution.ledger import (
 from inferscope.attribution.marginal import BlameWeights, blame_weights
 from inferscope.attribution.metric_breakdown import METRICS, LedgerView, Metric, breakdown
 from inferscope.attribution.peers import PeerRecord, Peers, remembered
-from inferscope.attribution.prompt_parts import PromptCost, PromptPart
+from inferscope.attribution.prompt_parts import PromptCost, PromptPart, part_spans
 from inferscope.attribution.regression import (
     FEWEST_WINDOWS,
     HIGHEST_CONDITION,
@@ -94,6 +101,8 @@ __all__ = [
     "BlameWeights",
     "BlockedTime",
     "Breach",
+    "CacheSegment",
+    "Chunk",
     "Components",
     "Delay",
     "Equations",
@@ -102,6 +111,7 @@ __all__ = [
     "LatencyLimit",
     "Ledger",
     "LedgerView",
+    "Likeness",
     "Metric",
     "PeerRecord",
     "Peers",
@@ -114,12 +124,15 @@ __all__ = [
     "blame_weights",
     "breaches",
     "breakdown",
+    "cache_segments",
+    "cache_spans",
     "column_ns",
     "condition_of",
     "delays",
     "is_met",
     "one_by_one",
     "padding_ns",
+    "part_spans",
     "parts_ns",
     "plain_shares",
     "prefills_of",

@@ -1,5 +1,7 @@
 """The reader's half: rings and recordings in, final numbers and snapshots out."""
 
+from inferscope.fold.cache_accounts import CacheAccounts
+from inferscope.fold.cache_use import CacheUse, RequestName
 from inferscope.fold.durations import add_durations
 from inferscope.fold.engine import EngineFold
 from inferscope.fold.expert_load import ExpertLoads
@@ -16,6 +18,7 @@ from inferscope.fold.final_records import (
 from inferscope.fold.fold import READER, Collector
 from inferscope.fold.join.request_counters import Provenance, RequestCounters
 from inferscope.fold.joins import ARRIVALS_NS
+from inferscope.fold.miss_ratio import Curve, CurvePoint
 from inferscope.fold.retention import ALL, FOR_SCREEN, Retention
 from inferscope.fold.slo_sink import Judging
 from inferscope.fold.snapshots import (
@@ -53,9 +56,13 @@ __all__ = [
     "READER",
     "SECOND_NS",
     "BudgetView",
+    "CacheAccounts",
+    "CacheUse",
     "Collector",
     "CollectorInfo",
     "CountersView",
+    "Curve",
+    "CurvePoint",
     "DeviceCounters",
     "DeviceHealth",
     "DeviceTime",
@@ -76,6 +83,7 @@ __all__ = [
     "Provenance",
     "Quantiles",
     "RequestCounters",
+    "RequestName",
     "RequestRow",
     "Retention",
     "RunFinding",

@@ -1,4 +1,4 @@
-"""Costs of a request other than time: by phase, by prompt part, and prefix-cache savings.
+"""Costs of a request other than time: by phase, by prompt part, and by use of the prefix cache.
 
 None means unknown: counts need the model's shape, and savings need the cost model.
 """
@@ -10,14 +10,22 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import PromptCost, PromptPart
 from inferscope.cost import Rates, StepModel, saved_ns
+from inferscope.fold.cache_use import CacheUse
 from inferscope.fold.final_records import CacheSavings, PhaseWork
-from inferscope.fold.requests import Request
-from inferscope.fold.work_totals import COMPUTE_NS, READ_BYTES, TOKENS, WRITE_BYTES, WorkTotals
+from inferscope.fold.requests import Request, RequestTable
+from inferscope.fold.work_totals import (
+    COMPUTE_NS,
+    READ_BYTES,
+    TOKENS,
+    WASTED_NS,
+    WRITE_BYTES,
+    WorkTotals,
+)
 from inferscope.records import CAUSES
 
 Ints = NDArray[np.int64]
 
-_PREFILL_OWN = CAUSES.index("prefill_own")
+_PREFILL_OWN, _QUEUE = CAUSES.index("prefill_own"), CAUSES.index("queue")
 
 
 def prompt_parts(
@@ -70,3 +78,31 @@ def saved_by_cache(request: Request, rates: Rates | None, model: StepModel | Non
         return CacheSavings(flops)
     ns = saved_ns(model, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
     return CacheSavings(flops, ns, model.fit_id)
+
+
+def cache_use(
+    request: Request, table: RequestTable, prefill: list[int], ttft_row: Ints | None
+) -> CacheUse | None:
+    """Return a request's use of the prefix cache; None if its core did not report it.
+
+    Args:
+        request: the final request.
+        table: the table that holds it.
+        prefill: its columns of `WorkTotals` in prefill.
+        ttft_row: [causes], ledger up to the first token; None before it.
+    """
+    if request.cache is None:
+        return None
+    queued = None
+    if request.queued_ns is not None and request.admitted_ns is not None:
+        queued = request.queued_ns, request.admitted_ns
+    return table.cache.use_of(
+        request.cache,
+        prompt_tokens=request.prompt_tokens,
+        declared=request.declared_parts,
+        prefill_ns=prefill[COMPUTE_NS],
+        recomputed_ns=prefill[WASTED_NS],
+        ttft_own_ns=None if ttft_row is None else ttft_row.item(_PREFILL_OWN),
+        queued_ns=queued,
+        queue_ns=None if ttft_row is None else ttft_row.item(_QUEUE),
+    )

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from inferscope.attribution import ARRIVING, HELD, LEAVING, RUNNING, WAITING
 from inferscope.clock_skew import SkewedClock
 from inferscope.cost import CostBook, rates_of
+from inferscope.fold.cache_accounts import CacheFacts
+from inferscope.fold.cache_use import RequestName
 from inferscope.fold.devices import RankTime, by_name, successions
 from inferscope.fold.dropped_rings import DroppedRings
 from inferscope.fold.expert_load import ExpertLoads
@@ -55,6 +57,8 @@ from inferscope.records import (
     RESUMED,
     TICK_NS,
     TOKENISED,
+    CacheLookup,
+    CacheSample,
     Clock,
     CostTable,
     Emitted,
@@ -63,6 +67,7 @@ from inferscope.records import (
     Keyframe,
     Live,
     ProbeHealth,
+    PromptLikeness,
     Record,
     RequestEvent,
     RingOpened,
@@ -158,6 +163,9 @@ class EngineFold:
             RequestEvent: self._on_event,
             Transfer: self._on_transfer,
             ExpertLoad: self._on_expert_load,
+            CacheLookup: self._on_cache,
+            PromptLikeness: self._on_cache,
+            CacheSample: self._on_cache_sample,
         }
 
     # --- the fold -----------------------------------------------------------------------------
@@ -398,6 +406,7 @@ class EngineFold:
                 rings=self.rings.values(),
                 is_synthetic=self._is_synthetic(ring),
             )
+            self.lives.table.cache.forget(number)
             del self.rings[number]
             dropped.append(ring.opened)
         if dropped:
@@ -415,6 +424,7 @@ class EngineFold:
         ring.info, ring.dp_rank = info, info.ranks[2]
         self.lives.counters.describe()
         self.joins.block_tokens = info.block_tokens or self.joins.block_tokens
+        self.lives.table.cache.block_tokens = self.joins.block_tokens
         before = self.info
         if ring.authority < self._info_authority:
             assert before is not None
@@ -608,6 +618,12 @@ class EngineFold:
             request.prompt_tokens = event.prompt_tokens
         if event.attributes:
             request.attributes |= event.attributes
+        if self.lives.table.cache.is_on:
+            if event.request_id:
+                self._name(ring, event.index, request)
+            if request.cache is not None:
+                request.cache.name.external_id = request.external_id
+                request.cache.name.tenant = request.attributes.get("tenant", "")
         if event.reasoning_tokens is not None:
             request.reasoning_tokens = event.reasoning_tokens
         if event.trace:
@@ -632,6 +648,36 @@ class EngineFold:
             transfer.peer_request_id,
         )
         self._timeline.push(transfer.end_ns, self.lives.transferred, request, moved)
+
+    def _on_cache(self, ring: RingState, record: CacheLookup | PromptLikeness) -> None:
+        request = self._with_cache(ring, record.index)
+        if request is not None and request.cache is not None:
+            self.lives.table.cache.note(_number(ring), request.cache, record)
+
+    def _on_cache_sample(self, ring: RingState, sample: CacheSample) -> None:
+        request = self._with_cache(ring, sample.index)
+        if request is not None and request.cache is not None:
+            request.cache.block_tokens = sample.block_tokens
+            self._timeline.push(sample.t_ns, self.lives.sampled, request, ring.dp_rank, sample)
+
+    def _with_cache(self, ring: RingState, index: int) -> Request | None:
+        """Return the request of a record of the prefix cache, which may be the first."""
+        table = self.lives.table
+        if not table.cache.is_on:
+            self.joins.settle()  # chunks before this record are not booked, wherever windows end
+            table.cache.is_on = True
+        request = table.by_slot[ring.slots.get(index)]
+        if request is not None and request.cache is None:
+            self._name(ring, index, request)
+        return request
+
+    def _name(self, ring: RingState, index: int, request: Request) -> None:
+        """Keep the name of a request for the prefix cache's records."""
+        if request.cache is None:
+            tenant = request.attributes.get("tenant", "")
+            name = RequestName(request.request_id, request.external_id, tenant)
+            request.cache = CacheFacts(name)
+        self.lives.table.cache.remember(_number(ring), index, request.cache.name)
 
     def _enter(self, ring: RingState, event: RequestEvent) -> Request | None:
         """Return the request of an event, by the engine's ID; add it if it is new."""
@@ -708,6 +754,7 @@ class EngineFold:
         self.last_plan = ring.plan = plan
         bucket = self.lives.windows.at(plan.t_ns)
         gauges, amounts = bucket.gauges, bucket.amounts
+        self.lives.table.cache.plan(plan.blocks_used, plan.blocks_total)
         gauges["running"] = plan.running
         gauges["waiting"] = plan.waiting
         gauges["blocks_used"] = plan.blocks_used

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from inferscope.attribution import BlameShare, Components, Delay, PromptPart
 from inferscope.clock_skew import SkewedClock
+from inferscope.fold.cache_use import CacheUse
 from inferscope.fold.join.request_counters import NOT_COUNTED, RequestCounters
 from inferscope.slo import Judged
 
@@ -198,6 +199,14 @@ class FinalRequest(msgspec.Struct, frozen=True, gc=False):
     """Name of its LoRA adapter, from the engine or an allowed header; empty for the base model."""
     proposed_tokens: int = 0
     """Draft tokens that the target model verified for it, `rejected` ones included."""
+    cache: CacheUse | None = None
+    """Use of the prefix cache and the price of its misses; None if the core does not report it."""
+
+    @property
+    def conversation(self) -> str:
+        """Return the ID of its conversation, empty without one."""
+        given = self.attributes
+        return given.get("conversation") or given.get("gen_ai.conversation.id", "")
 
     @property
     def is_in_one_piece(self) -> bool:

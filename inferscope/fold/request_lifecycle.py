@@ -30,7 +30,7 @@ from inferscope.attribution import (
     scaled,
 )
 from inferscope.cost import RESIDUAL_STEPS, CostBook, Rates
-from inferscope.fold.costs import phase_work, prompt_parts, saved_by_cache
+from inferscope.fold.costs import cache_use, phase_work, prompt_parts, saved_by_cache
 from inferscope.fold.emissions import Emissions
 from inferscope.fold.final_records import (
     CORE_NOT_OBSERVED,
@@ -62,7 +62,7 @@ from inferscope.fold.work_totals import (
     WASTED_NS,
     WASTED_TOKENS,
 )
-from inferscope.records import CAUSES, FINISHES, RequestEvent, encode
+from inferscope.records import CAUSES, FINISHES, CacheSample, RequestEvent, encode
 
 Ints = NDArray[np.int64]
 
@@ -328,6 +328,13 @@ class RequestLifecycle:
             request.preempted_ns[-1] = (request.preempted_ns[-1][0], event.at_ns)
         self.table.ledger.note(request.slot, ADMITTED, event.at_ns)
 
+    def sampled(self, request: Request, dp_rank: int, sample: CacheSample) -> None:
+        """Add the sampled blocks of an admitted prompt to the miss-ratio curve."""
+        lookup = None if request.cache is None else request.cache.lookup
+        if lookup is not None:
+            tenant = request.attributes.get("tenant", "")
+            self.table.cache.sampled(dp_rank, sample, lookup, tenant=tenant)
+
     def transferred(self, request: Request, transfer: KvTransfer) -> None:
         """Book the transfer of a request's KV blocks from another worker."""
         if not self.table.holds(request):
@@ -575,6 +582,7 @@ class RequestLifecycle:
             ledger_missing=ledger_missing,
             is_partial=request.is_partial,
             proposed_tokens=decode[PROPOSED_TOKENS],
+            cache=cache_use(request, table, prefill, ttft_row),
         )
         self.num_finished += 1
         self.finished.append(final)
@@ -591,6 +599,7 @@ class RequestLifecycle:
                 + row.tobytes()
                 + times_ns.tobytes()
                 + (encode(final.parts) if final.parts else b"")
+                + (encode(final.cache) if final.cache is not None else b"")
             )
         self._ends.note(request.request_id, delivered_ns)
         left = None

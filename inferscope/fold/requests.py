@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import UNKNOWN_SLOT, BlockedTime, Ledger, PromptCost
+from inferscope.fold.cache_accounts import CacheAccounts, CacheFacts
 from inferscope.fold.emission_log import EmissionLog
 from inferscope.fold.final_records import KvTransfer
 from inferscope.fold.join.counter_shares import CounterShares
@@ -63,6 +64,8 @@ class Request(msgspec.Struct, eq=False):
     """Names and token counts of the prompt's parts, as client or server declared them."""
     prompt_cost: PromptCost | None = None
     """Cost of these parts; None before the first chunk."""
+    cache: CacheFacts | None = None
+    """Records of the prefix cache; None if the engine reports none."""
     over_ns: int | None = None
     """Time at which it ended or became unobserved; later records do not belong to it."""
     is_partial: bool = False
@@ -120,6 +123,7 @@ class RequestTable:
         in_prefill: whether the last step computed prompt tokens, [slots].
         is_shared: whether the request shared a step with another request, [slots].
         num_labelled: number of requests whose prompts have parts.
+        cache: accounts of the prefix cache.
         num_refused: number of requests beyond the limit, counted once for each ring.
     """
 
@@ -139,6 +143,7 @@ class RequestTable:
         self.in_prefill: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.is_shared: Flags = np.zeros(num_slots, dtype=np.bool_)
         self.num_labelled = 0
+        self.cache = CacheAccounts()
         self._free = deque(range(UNKNOWN_SLOT + 1, num_slots))
         """Free slots, longest free first: late records of the previous owner hit no request."""
         self.accounts = CounterShares(self.work, self._free)

@@ -15,6 +15,7 @@ from inferscope.attribution import BlameShare
 from inferscope.clock_skew import SkewedClock
 from inferscope.fold.final_records import DeviceTime, KvTransfer
 from inferscope.fold.join.request_counters import NOT_COUNTED, RequestCounters
+from inferscope.fold.miss_ratio import Curve
 from inferscope.json_document import Document, json_line
 from inferscope.slo import Objective, ObjectiveCount
 
@@ -566,6 +567,18 @@ class ServiceLevels:
 
 
 @dataclass(frozen=True)
+class CacheView:
+    """Use of the prefix cache by finished requests since the fold began."""
+
+    tokens: dict[str, int]
+    """Prompt tokens by class; absent classes have none."""
+    gpu_ns: dict[str, int]
+    """Device time spent on them by class, as far as it is known."""
+    curve: Curve | None
+    """Hit share by size of the KV cache; None without samples."""
+
+
+@dataclass(frozen=True)
 class EngineView:
     """State of one engine, now and over the window."""
 
@@ -697,6 +710,8 @@ class EngineView:
     """Ranks of stages with several observed ranks."""
     is_paused: bool = False
     """Whether the engine is paused: requests wait, and no step is due."""
+    cache: CacheView | None = None
+    """Use of the prefix cache; None if the engine does not report it."""
     num_admissions: int | None = None
     """Admissions since the fold began, repeated ones included; None where no core is observed."""
     num_admissible: int | None = None

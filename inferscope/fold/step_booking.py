@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferscope.attribution import Components, PromptCost
+from inferscope.attribution import Chunk, Components, PromptCost
 from inferscope.fold.amounts import Counted, count_rows
 from inferscope.fold.devices import RankTime
 from inferscope.fold.final_records import FinalStep, RemoteWork, Sink
@@ -112,7 +112,7 @@ class StepBooker:
         slots = columns.member_slots
         lives.table.in_prefill[slots] = table.is_prefill  # the last of several steps counts
         lives.table.is_shared[slots[np.repeat(table.sizes > 1, table.sizes)]] = True
-        if lives.table.num_labelled:
+        if lives.table.num_labelled or lives.table.cache.is_on:
             for at in np.add.reduceat(columns.is_prefill, columns.firsts).nonzero()[0].tolist():
                 self._book_parts(steps[at], columns, at)
         self._count(steps, splits, columns, counted)
@@ -248,27 +248,45 @@ class StepBooker:
         return prefill_ns
 
     def _book_parts(self, step: Joined, columns: Columns, at: int) -> None:
-        """Divide the cost of labelled prompts' chunks among the prompts' parts."""
-        split, of = step.split, columns.rows(at)
+        """Book chunks for the cache's accounts, and divide those of labelled prompts by part."""
+        split, of, table = step.split, columns.rows(at), self._lives.table
         assert split is not None
         of_pairs, first = pair_shares(split, columns.table, at), columns.table.first.item(at)
         for row in (of.start + columns.is_prefill[of].nonzero()[0]).tolist():
-            request = self._lives.table.by_slot[columns.slots.item(row)]
-            if request is None or not request.declared_parts:
+            request = table.by_slot[columns.slots.item(row)]
+            if request is None or (request.cache is None and not request.declared_parts):
                 continue
-            cost = request.prompt_cost
-            if cost is None:
-                cost = PromptCost(request.declared_parts, request.prompt_tokens or 0)
-                request.prompt_cost = cost
             tokens, context = columns.tokens.item(row), columns.contexts.item(row)
             member = row if columns.member is None else columns.member.item(row)
-            cost.add(
+            is_again = bool(columns.is_again[row])
+            chunk = Chunk(
                 tokens,
                 context,
                 share_ns=sum(shares_ns.item(row - of.start) for shares_ns in split.shares_ns),
                 own_ns=split.delay.own_ns.item(member - first),
                 pair_share=of_pairs.get(member, 0.0),
-                is_recomputed=bool(columns.is_again[row]),
+            )
+            if request.cache is not None and not is_again:
+                table.cache.computed(
+                    request.cache,
+                    chunk,
+                    start_ns=step.run.start_ns,
+                    end_ns=step.run.end_ns,
+                    step_ns=step.run.sum_ns,
+                )
+            if not request.declared_parts:
+                continue
+            cost = request.prompt_cost
+            if cost is None:
+                cost = PromptCost(request.declared_parts, request.prompt_tokens or 0)
+                request.prompt_cost = cost
+            cost.add(
+                tokens,
+                context,
+                share_ns=chunk.share_ns,
+                own_ns=chunk.own_ns,
+                pair_share=chunk.pair_share,
+                is_recomputed=is_again,
             )
             if self._lives.rates is not None:
                 cost.count(tokens, context, columns.sampled.item(row), self._lives.rates.flops)

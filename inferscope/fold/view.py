@@ -215,6 +215,7 @@ def _engine(
         ),
         is_paused=engine.paused_ns is not None,
         queued_prompt_tokens=_queued_tokens(alive, states_now),
+        cache=engine.lives.table.cache.view(),
         num_admissions=(
             engine.lives.num_admissions if any(ring.is_core for ring in rings) else None
         ),

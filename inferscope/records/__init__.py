@@ -1,5 +1,11 @@
 """Records: what observed processes write and readers read, and the vocabulary of both."""
 
+from inferscope.records.cache_classes import (
+    CACHE_CLASS_BY_NAME,
+    CACHE_CLASS_ROWS,
+    CACHE_CLASSES,
+    CacheClass,
+)
 from inferscope.records.causes import (
     CAUSE_BY_NAME,
     CAUSE_ROWS,
@@ -98,6 +104,9 @@ __all__ = [
     "ADMITTED",
     "AMOUNTS",
     "BINDINGS",
+    "CACHE_CLASSES",
+    "CACHE_CLASS_BY_NAME",
+    "CACHE_CLASS_ROWS",
     "CALIBRATION",
     "CAUSES",
     "CAUSE_BY_NAME",
@@ -147,6 +156,7 @@ __all__ = [
     "WAITING",
     "XIDS",
     "Binding",
+    "CacheClass",
     "CacheLookup",
     "CacheSample",
     "Cause",
