@@ -28,6 +28,11 @@ CAUSES = {
     *("kv_transfer", "paused", "engine_lost", "output", "delivery"),
 }
 """Closed list of the causes that a ledger may name."""
+CACHE_CLASSES = {
+    *("hit", "off", "cleared", "evicted", "pending", "rounding", "rule"),
+    *("namespace", "changed", "new", "unknown"),
+}
+"""Closed list of the classes of a prompt's tokens."""
 MAX_UNATTRIBUTED_SHARE = 0.02
 MAX_EVEN_SHARE = 0.1
 """Largest share of steps that may be divided by token counts alone, which ignores their cost."""
@@ -132,10 +137,32 @@ def _request_breaches(row: Row, spent: dict[str, int], computed_tokens: int) -> 
     for phase, ns in spent.items():
         if row["compute_ns"].get(phase, 0) != ns:
             yield f"{phase} compute is {row['compute_ns'].get(phase, 0)}, its steps' shares {ns}"
+    if row.get("cache") is not None:
+        yield from _cache_breaches(row)
     # The last token is sampled and never fed back, so it is not computed.
     least = row["prompt_tokens"] - (row["cached_tokens"] or 0) + row["output_tokens"] - 1
     if row["finish"] in ("stop", "length") and computed_tokens < least:
         yield f"computed {computed_tokens} tokens of at least {least}"
+
+
+def _cache_breaches(row: Row) -> Iterator[str]:
+    """Yield the laws that the division of a prompt by its use of the cache breaks."""
+    cache = row["cache"]
+    if unknown := sorted(set(cache["tokens"]) - CACHE_CLASSES):
+        yield f"unknown classes {unknown}"
+    if sum(cache["tokens"].values()) != row["prompt_tokens"]:
+        yield f"cache classes sum to {sum(cache['tokens'].values())}, not to the prompt"
+    if cache["gpu_ns"] is not None:
+        priced = sum(cache["gpu_ns"].values()) + cache["recomputed_ns"]
+        if priced != row["compute_ns"]["prefill"]:
+            yield f"cache classes cost {priced}, the prefill {row['compute_ns']['prefill']}"
+    if cache["ttft_ns"] is not None:
+        waited = sum(cache["ttft_ns"].values())
+        if waited != row["ttft_ledger_ns"].get("prefill_own", 0):
+            yield f"cache classes took {waited} before the first token, unlike prefill_own"
+    for part in (cache["tokens"], cache["gpu_ns"] or {}, cache["ttft_ns"] or {}):
+        if min(part.values(), default=0) < 0:
+            yield "a class of the cache is negative"
 
 
 def _ledger_breaches(name: str, ledger: dict[str, int], total_ns: int) -> Iterator[str]:

@@ -24,6 +24,7 @@ from inferscope.fold import (
     KvTransfer,
     PhaseWork,
     Provenance,
+    RequestName,
     RunTotals,
 )
 from inferscope.records import PHASES, RECOMPUTED, Record, RingOpened
@@ -209,6 +210,8 @@ def request_facts(request: FinalRequest) -> dict[str, Any]:
         ],
         "tbt_ns": request.tbt_ns,
         "tokens_per_event": list(request.tokens_per_event),
+        "conversation": request.conversation or None,
+        "cache": cache_facts(request),
         **_computed(request),
     }
 
@@ -276,6 +279,12 @@ def request_provenance(request: FinalRequest) -> dict[str, Any]:
         "fit": request.fit_id,
         "error": None,
     }
+    cache = {
+        "method": "modelled",
+        "source": "records of the cache; prices as prompt_parts, by class of position",
+        "fit": request.fit_id,
+        "error": None,
+    }
     blame = ledger | {"source": "the scheduler's constraints, and counterfactuals within steps"}
     return {
         "compute_ns": compute,
@@ -294,6 +303,7 @@ def request_provenance(request: FinalRequest) -> dict[str, Any]:
         "ledger_ns": ledger,
         "ttft_ledger_ns": ledger,
         "prompt_parts": parts,
+        "cache": cache,
         "blame": blame,
         "tbt_ns": times,
     }
@@ -307,6 +317,65 @@ def transfer_facts(transfer: KvTransfer) -> dict[str, Any]:
         "bytes": transfer.num_bytes,
         "peer": transfer.peer or None,
         "peer_request": transfer.peer_request_id or None,
+    }
+
+
+def cache_facts(request: FinalRequest) -> dict[str, Any] | None:
+    """Return what the prefix cache did for a prompt; prices are null without a ledger."""
+    use = request.cache
+    if use is None:
+        return None
+    is_priced = not request.ledger_missing
+    difference = use.difference
+    return {
+        "tokens": use.tokens,
+        "gpu_ns": use.gpu_ns if is_priced else None,
+        "ttft_ns": use.ttft_ns if is_priced else None,
+        "recomputed_ns": use.recomputed_ns if is_priced else None,
+        "queue_evicted_ns": use.queue_evicted_ns,
+        "evictor": _named(use.evictor),
+        "evictors": [_named(each) for each in use.evictors] or None,
+        "num_evictors": use.num_evictors,
+        "evicted_ns": use.evicted_ns,
+        "inferred": use.is_inferred,
+        "twin": _named(use.twin),
+        "off_reason": use.off_reason or None,
+        "block_tokens": use.block_tokens or None,
+        "below_block_tokens": use.below_block_tokens,
+        "difference": None
+        if difference is None
+        else {
+            "earlier": _named(difference.earlier),
+            "diverged_at": difference.diverged_at,
+            "equal_again_at": difference.equal_again_at,
+            "shift": difference.shift,
+            "spans": [{"start": start, "end": end} for start, end in difference.spans],
+            "differs": list(difference.differs),
+            "part": difference.part or None,
+        },
+        "parts": [
+            {
+                "part": each.part,
+                "cache": each.name,
+                "tokens": each.tokens,
+                "gpu_ns": each.gpu_ns if is_priced else None,
+                "ttft_ns": each.ttft_ns if is_priced else None,
+            }
+            for each in use.segments
+            if each.part
+        ]
+        or None,
+    }
+
+
+def _named(name: RequestName | None) -> dict[str, str | None] | None:
+    """Return the names of another request."""
+    if name is None:
+        return None
+    return {
+        "request": name.request_id,
+        "external_id": name.external_id,
+        "tenant": name.tenant or None,
     }
 
 

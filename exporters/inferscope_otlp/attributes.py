@@ -75,6 +75,7 @@ def root_attributes(
             names.OPERATION_NAME: operation,
             names.PROVIDER_NAME: engine.kind or None,
             names.REQUEST_MODEL: engine.model or None,
+            names.CONVERSATION_ID: request.conversation or None,
             names.RESPONSE_ID: given.get("response_id"),
             names.RESPONSE_MODEL: engine.model or None,
             names.REQUEST_STREAM: {"true": True, "false": False}.get(stream),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from inferscope_jsonl.exporter import request_provenance, transfer_facts
+from inferscope_jsonl.exporter import cache_facts, request_provenance, transfer_facts
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
@@ -73,6 +73,53 @@ _TRANSFER = pa.struct(
         ("peer_request", _TEXT),
     ]
 )
+_NAMED = pa.struct([("request", _TEXT), ("external_id", _TEXT), ("tenant", _TEXT)])
+_CACHE = pa.struct(
+    [
+        ("tokens", _NS_BY_CAUSE),
+        ("gpu_ns", _NS_BY_CAUSE),
+        ("ttft_ns", _NS_BY_CAUSE),
+        ("recomputed_ns", _INT),
+        ("queue_evicted_ns", _INT),
+        ("evictor", _NAMED),
+        ("evictors", pa.list_(_NAMED)),
+        ("num_evictors", _INT),
+        ("evicted_ns", _INT),
+        ("inferred", _BOOL),
+        ("twin", _NAMED),
+        ("off_reason", _TEXT),
+        ("block_tokens", _INT),
+        ("below_block_tokens", _INT),
+        (
+            "difference",
+            pa.struct(
+                [
+                    ("earlier", _NAMED),
+                    ("diverged_at", _INT),
+                    ("equal_again_at", _INT),
+                    ("shift", _INT),
+                    ("spans", pa.list_(pa.struct([("start", _INT), ("end", _INT)]))),
+                    ("differs", pa.list_(_TEXT)),
+                    ("part", _TEXT),
+                ]
+            ),
+        ),
+        (
+            "parts",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("part", _TEXT),
+                        ("cache", _TEXT),
+                        ("tokens", _INT),
+                        ("gpu_ns", _INT),
+                        ("ttft_ns", _INT),
+                    ]
+                )
+            ),
+        ),
+    ]
+)
 _ORIGIN = pa.struct([("method", _TEXT), ("source", _TEXT), ("fit", _TEXT), ("error", _REAL)])
 
 REQUESTS = pa.schema(
@@ -115,6 +162,8 @@ REQUESTS = pa.schema(
         ("transfers", pa.list_(_TRANSFER)),
         ("ledger_missing", _TEXT),
         ("partial", _BOOL),
+        ("cache", _CACHE),
+        ("conversation", _TEXT),
     ]
 )
 _OF_STEP = [
@@ -216,6 +265,8 @@ def _requests(batch: RowBatch, host: str | None) -> pa.Table:
         "cached_tokens": [None if each.ledger_missing else each.cached_tokens for each in requests],
         "ledger_missing": [each.ledger_missing or None for each in requests],
         "partial": [each.is_partial for each in requests],
+        "cache": _caches(requests),
+        "conversation": [each.conversation or None for each in requests],
         "ledger_ns": _by_cause([each.ledger_ns for each in requests], is_missing),
         "ttft_ledger_ns": _by_cause([each.ttft_ledger_ns for each in requests], is_missing),
         "prompt_parts": [[asdict(part) for part in each.parts] or None for each in requests],
@@ -362,6 +413,17 @@ def _use(
             for (name, _), column in zip(_USE, found, strict=True)
         ]
     return found
+
+
+def _caches(requests: list[FinalRequest]) -> pa.Array:
+    """Return the use of the prefix cache; maps are lists of pairs, which pyarrow takes."""
+    rows = []
+    for facts in map(cache_facts, requests):
+        if facts is not None:
+            for name in ("tokens", "gpu_ns", "ttft_ns"):
+                facts[name] = None if facts[name] is None else list(facts[name].items())
+        rows.append(facts)
+    return pa.array(rows, _CACHE)
 
 
 def _origins(requests: list[FinalRequest]) -> pa.Array:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from inferscope.fold import FinalRequest
 from inferscope.probe import HASH, WORDS, digits
 
-_ADAPTER = "adapter"
+_ADAPTER, _TENANT = "adapter", "tenant"
 
 
 class HeaderFilter:
@@ -28,15 +28,26 @@ class HeaderFilter:
         """Return the request with only the allowed header attributes."""
         recorded = request.attributes
         found = [word for word in self._hidden if word in recorded]
+        cache = request.cache
+        if cache is not None and _TENANT in self._hidden:
+            cache = cache.with_tenants(self._shown_tenant)
+            request = replace(request, cache=cache)
         if not found:
             return request
         attributes, adapter = dict(recorded), request.adapter
         for word in found:
             value = attributes.pop(word)
             shown = ""
-            if word in self._hashed:  # over the header's bytes, as engines hash
-                shown = digits(value.encode("latin-1", "xmlcharrefreplace"))
-                attributes[word] = shown
+            if word in self._hashed:
+                shown = attributes[word] = _digits(value)
             if word == _ADAPTER and adapter == value:  # the adapter came from the header
                 adapter = shown
         return replace(request, attributes=attributes, adapter=adapter)
+
+    def _shown_tenant(self, tenant: str) -> str:
+        return _digits(tenant) if tenant and _TENANT in self._hashed else ""
+
+
+def _digits(value: str) -> str:
+    """Return the digits of a header's bytes, as engines hash them."""
+    return digits(value.encode("latin-1", "xmlcharrefreplace"))

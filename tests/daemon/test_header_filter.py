@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from inferscope.daemon.header_filter import HeaderFilter
+from inferscope.fold.cache_use import CacheUse, PromptDifference, RequestName
 from inferscope.probe.headers import VARIABLE, AllowedHeaders
+from inferscope.probe.ids import digits
 from tests.slo.requests import FINE
 
 NOTED = {"tenant": "caf\xe9", "adapter": "tuned", "endpoint": "/v1/completions"}
@@ -37,3 +39,24 @@ def test_digits_are_those_that_an_engine_would_have_noted() -> None:
     filtered = HeaderFilter(("tenant:hash", "adapter:hash")).filtered(REQUEST)
     assert filtered.attributes == {**noted, "endpoint": "/v1/completions"}
     assert filtered.adapter == noted["adapter"]
+
+
+def test_tenants_of_evictors_and_earlier_prompts_pass_only_as_listed() -> None:
+    other = RequestName("b", tenant="acme")
+    difference = PromptDifference(other, 8, None, 0, (), (), "")
+    use = CacheUse((), evictor=other, evictors=(other,), twin=other, difference=difference)
+    request = replace(FINE, cache=use)
+    for listed, shown in ((("priority",), ""), (("tenant:hash",), digits("acme"))):
+        cache = HeaderFilter(listed).filtered(request).cache
+        assert cache is not None
+        assert cache.difference is not None
+        named = (cache.evictor, *cache.evictors, cache.twin, cache.difference.earlier)
+        assert {each.tenant for each in named if each is not None} == {shown}
+    assert HeaderFilter(("tenant",)).filtered(request).cache == use
+
+
+def test_conversation_passes_only_as_listed() -> None:
+    request = replace(FINE, attributes={"conversation": "c-1"})
+    assert HeaderFilter(("conversation",)).filtered(request).conversation == "c-1"
+    assert HeaderFilter(("conversation:hash",)).filtered(request).conversation == digits("c-1")
+    assert HeaderFilter(()).filtered(request).conversation == ""

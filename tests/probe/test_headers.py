@@ -46,3 +46,19 @@ def test_what_cannot_be_read_of_the_list_is_reported_and_the_rest_holds(
     (line,) = [record.getMessage() for record in caplog.records]
     assert repr(wrong) in line
     assert "tenant, priority" in line
+
+
+@pytest.mark.parametrize(
+    ("baggage", "conversation"),
+    [
+        (b"gen_ai.conversation.id=c-1", {"conversation": "c-1"}),
+        (b"user=eve, gen_ai.conversation.id = c%2F1;ttl=3 ,x=y", {"conversation": "c/1"}),
+        (b"user=eve", {}),
+        (b"", {}),
+    ],
+)
+def test_of_baggage_only_the_conversation_is_read(
+    baggage: bytes, conversation: dict[str, str]
+) -> None:
+    reader = AllowedHeaders({VARIABLE: "conversation=baggage"})
+    assert reader.read([(b"baggage", baggage)]) == conversation

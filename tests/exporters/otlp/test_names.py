@@ -30,6 +30,7 @@ _OPEN = (names.LEDGER, names.COUNTERS_METHOD, names.COUNTERS_ERROR, names.SLO)
 """Beginnings of names that end in a word of a closed list, or in the name of an objective."""
 _NOTED = {
     **{"endpoint": "/v1/chat/completions", "response_id": "x", "stream": "true", "tenant": "t"},
+    "conversation": "c-1",
     **{"priority": "1", "max_tokens": "9", "temperature": "0.5", "top_p": "0.5", "top_k": "4"},
     **{"frequency_penalty": "1", "presence_penalty": "1", "seed": "3", "n": "2"},
     **{names.SERVER_ADDRESS: "10.0.0.1", names.SERVER_PORT: "8000"},
