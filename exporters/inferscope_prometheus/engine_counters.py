@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.fold import FinalRequest, FinalStep
-from inferscope.records import CAUSES, FINISHES, PREFILL, VERIFY
+from inferscope.records import CACHE_CLASSES, CAUSES, FINISHES, PREFILL, VERIFY
 from inferscope_prometheus import names
 from inferscope_prometheus.cost_allocation import CostAllocation
 from inferscope_prometheus.metric_table import (
@@ -100,6 +100,8 @@ class ReplicaCounters:
         self.rank_ns: dict[int, int] = {}
         """Time in steps by rank, as measured by each."""
         self.num_joined_late = 0
+        self.cache_tokens = dict.fromkeys(CACHE_CLASSES, 0)
+        self.cache_miss_ns = dict.fromkeys(CACHE_CLASSES[1:], 0)
 
     def copy(self) -> ReplicaCounters:
         """Return a copy of the current values."""
@@ -142,6 +144,12 @@ class ReplicaCounters:
         for cause, spent_ns in ledger_ns.items():
             self.cause_ns[cause] += spent_ns
         self.tokens["prefill", "cached"] += request.cached_tokens
+        if request.cache is not None:
+            for name, num in request.cache.tokens.items():
+                self.cache_tokens[name] += num
+            for name, ns in (request.cache.gpu_ns or {}).items():
+                if name in self.cache_miss_ns and not request.ledger_missing:
+                    self.cache_miss_ns[name] += ns
         self.flops["prefill"] += request.prefill_flops or 0
         self.flops["decode"] += request.decode_flops or 0
 

@@ -137,6 +137,24 @@ def _counters(replicas: list[tuple[tuple[str, ...], ReplicaCounters]]) -> Iterat
         "tokens_total",
         (((*at, *which), num) for at, c in replicas for which, num in c.tokens.items()),
     )
+    yield from family_if_rows(
+        "prompt_tokens_total",
+        (
+            ((*at, cache), num)
+            for at, c in replicas
+            if any(c.cache_tokens.values())
+            for cache, num in c.cache_tokens.items()
+        ),
+    )
+    yield from family_if_rows(
+        "cache_miss_gpu_seconds_total",
+        (
+            ((*at, cause), ns / 1e9)
+            for at, c in replicas
+            if any(c.cache_tokens.values())
+            for cause, ns in c.cache_miss_ns.items()
+        ),
+    )
     yield family_of(
         "spec_tokens_total",
         (((*at, result), num) for at, c in replicas for result, num in c.spec_tokens.items()),
@@ -322,6 +340,16 @@ def _gauges(samples: list[EngineSample]) -> Iterator[Metric]:
     yield from family_if_rows(
         "kv_cache_usage_ratio",
         ((at, view.blocks_used / view.blocks_total) for at, view in alive if view.blocks_total),
+    )
+    yield from family_if_rows(
+        "cache_hit_ratio_at_size",
+        (
+            ((*at, f"{point.size:g}"), point.hit_share)
+            for at, view in alive
+            if view.cache is not None and view.cache.curve is not None
+            for point in view.cache.curve.points
+            if point.hit_share is not None
+        ),
     )
     yield from family_if_rows(
         "overhead_ratio",

@@ -21,9 +21,13 @@ from msgspec.structs import replace as changed
 
 from docs.metrics_reference import PAGE
 from docs.metrics_reference import page as reference
+from inferscope.attribution.cache_misses import CacheSegment
+from inferscope.fold.cache_use import CacheUse
 from inferscope.fold.final_records import DeviceHealth
+from inferscope.fold.miss_ratio import MissRatio, curve
 from inferscope.fold.snapshots import (
     BudgetView,
+    CacheView,
     CollectorInfo,
     CountersView,
     DeviceCounters,
@@ -69,7 +73,15 @@ def with_everything(view: EngineView) -> EngineView:
         num_admissions=0,
         num_admissible=0,
         experts=ExpertsView(8, 10.0, 20, 12.5, 0, 3, 0.5),
+        cache=CacheView({"hit": 1}, {"hit": 0}, curve([accessed()], peak_blocks=0)),
     )
+
+
+def accessed() -> MissRatio:
+    """Return the accesses to a cache of two blocks by one prompt of one block."""
+    ratio = MissRatio(2)
+    ratio.prompt(17, [1], num_blocks=1, block_tokens=16, rate=1.0, tenant="", hit_tokens=0)
+    return ratio
 
 
 def exported(finals: Finals) -> Scrape:
@@ -78,7 +90,8 @@ def exported(finals: Finals) -> Scrape:
     exporter.open()
     try:
         for request in finals.requests:
-            exporter.on_request(changed(request, adapter="sql"))
+            use = CacheUse((CacheSegment("new", "", 1, 1, None),))
+            exporter.on_request(changed(request, adapter="sql", cache=use))
         for step in finals.steps:
             exporter.on_step(step)
             exporter.on_step(changed(step, rank=1))
