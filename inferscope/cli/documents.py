@@ -17,6 +17,7 @@ from inferscope.json_document import Document
 from inferscope.load import LoadDocument
 from inferscope.metrics_page import PageView
 from inferscope.text import (
+    CacheDocument,
     ComparisonDocument,
     DiffDocument,
     FindingsDocument,
@@ -38,6 +39,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     COMPARISON: ComparisonDocument,
     "why": WhyDocument,
     "shares": SharesDocument,
+    "cache": CacheDocument,
     "findings": FindingsDocument,
     "diff": DiffDocument,
     "join": JoinDocument,

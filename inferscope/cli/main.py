@@ -27,6 +27,7 @@ COMMANDS = {
     "why": "explain where one request's time went",
     "shares": "divide the device's time by request, tenant, phase or model",
     "report": "write a report on a run as one HTML file",
+    "cache": "explain prefix cache misses, their cost, and other cache sizes",
     "findings": "detect common performance problems and suggest fixes",
     "diff": "compare two recordings, and fail if one is worse beyond given limits",
     "join": "compare a load generator's latencies with the server's, request by request",

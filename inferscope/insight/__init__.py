@@ -1,5 +1,16 @@
 """Conclusions from final steps and requests: findings, facts of a request, shares of time."""
 
+from inferscope.insight.cache_tally import (
+    CacheBy,
+    CacheGroup,
+    CacheReport,
+    CacheTally,
+    ClassUse,
+    Divergence,
+    EngineCache,
+    cache_reports,
+    in_order,
+)
 from inferscope.insight.facts import Facts, OddStep, Overlap
 from inferscope.insight.judged_source import JudgedSource
 from inferscope.insight.kernels import (
@@ -21,6 +32,13 @@ __all__ = [
     "NO_AMOUNTS",
     "Amounts",
     "By",
+    "CacheBy",
+    "CacheGroup",
+    "CacheReport",
+    "CacheTally",
+    "ClassUse",
+    "Divergence",
+    "EngineCache",
     "Facts",
     "JudgedSource",
     "KernelTime",
@@ -32,6 +50,8 @@ __all__ = [
     "ShareRow",
     "Shares",
     "SharesSink",
+    "cache_reports",
+    "in_order",
     "kernel_times",
     "slowdown",
     "stall_ns",

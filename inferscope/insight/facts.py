@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferscope.attribution import BlameShare, Breach, LatencyLimit, Metric, PromptPart
-from inferscope.fold import RequestRow
+from inferscope.fold import CacheUse, RequestRow
 
 
 @dataclass(frozen=True)
@@ -197,5 +197,7 @@ class Facts:
     """Whether the records are marked as synthetic."""
     is_counted: bool = True
     """Whether its FLOPs and bytes are known from the model's shape."""
+    cache: CacheUse | None = None
+    """Its use of the prefix cache; None before its end, or if the core does not report it."""
     prefill_legs: tuple[PrefillLeg, ...] = ()
     """Parts that other engines computed, in the order of their transfers."""

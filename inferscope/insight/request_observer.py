@@ -227,6 +227,7 @@ class RequestObserver:
             parts=self._parts(engine),
             blame=self._blame(engine),
             saved_ns=final.saved.ns if final is not None else None,
+            cache=final.cache if final is not None else None,
             rejected_tokens=final.rejected.tokens if final is not None else 0,
             rejected_ns=final.rejected.ns if final is not None else 0,
             is_synthetic=engine.is_synthetic,

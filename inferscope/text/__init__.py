@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from inferscope.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from inferscope.text.cache import CacheDocument, cache_json, cache_lines
     from inferscope.text.columns import (
         Column,
         column_at,
@@ -62,6 +63,7 @@ __all__ = [
     "SYNTHETIC",
     "TRIANGLE",
     "WINDOWS_NS",
+    "CacheDocument",
     "Column",
     "ComparisonDocument",
     "DiffDocument",
@@ -74,6 +76,8 @@ __all__ = [
     "SharesDocument",
     "Span",
     "WhyDocument",
+    "cache_json",
+    "cache_lines",
     "cause_role",
     "column_at",
     "columns_for",
@@ -111,6 +115,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "cache": ["CacheDocument", "cache_json", "cache_lines"],
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
         "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
         "diff": ["DiffDocument", "DiffEngine", "DiffSide", "diff_document", "diff_page"],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from inferscope.insight import Facts, OddStep, Overlap
 from inferscope.records import cause_named
+from inferscope.text.cache_misses import recomputed_share
 from inferscope.text.labels import BINDINGS
 from inferscope.text.plots import duration, share
 
@@ -60,7 +61,8 @@ def _queue(ns: int, facts: Facts) -> str:
         phrases.append(f"{holding or 'it was held up by'} {holders}")
     if waiting.behind and busy_ns:
         phrases.append(f"{share(waiting.prefill_ns / busy_ns)} of the device's work was prefill")
-    return "; ".join(phrases)
+    recomputed = recomputed_share(None if facts.cache is None else facts.cache.queue_evicted_ns)
+    return "; ".join(filter(None, [*phrases, recomputed]))
 
 
 def _not_booked(ns: int, facts: Facts) -> str:
@@ -74,6 +76,10 @@ def _prefill_own(ns: int, facts: Facts) -> str:
     phrases = (
         f"{many(own.num_tokens - own.num_recomputed, 'token')} in {many(own.num_steps, 'step')}"
     )
+    ttft_ns = None if facts.cache is None else facts.cache.ttft_ns
+    recomputed = recomputed_share((ttft_ns or {}).get("evicted"))
+    if recomputed:
+        phrases += f", {recomputed}"
     if not cached:
         return phrases
     origin = "another engine or the prefix cache" if facts.prefill_legs else "the prefix cache"

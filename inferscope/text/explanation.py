@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inferscope.attribution import OWN_WORK, PromptPart
 from inferscope.cost import TIME_ONLY, split_verdict
 from inferscope.insight import Facts
+from inferscope.text.cache_misses import miss_sentences
 from inferscope.text.evidence import UNBOOKED, UNSEEN, many, named, of_tokens, sentence
 from inferscope.text.labels import BAD_FINISHES, CAUSE_MEANINGS, SYNTHETIC, more_or_less
 from inferscope.text.plots import closed, count, duration, share
@@ -142,6 +143,8 @@ def _conclusions(facts: Facts) -> tuple[str, ...]:
         if row.output_tokens > 1:
             sentences.append(f"After it: {_largest(after)}.")
     sentences += _prompt(facts)
+    if facts.cache is not None and not row.ledger_missing:
+        sentences += miss_sentences(facts.cache)
     gap = facts.longest_gap
     if gap is not None and row.tbt_mean_ns and gap.gap_ns > 2 * row.tbt_mean_ns:
         sentences.append(_longest_gap(facts))
