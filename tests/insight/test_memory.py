@@ -7,10 +7,9 @@ import pytest
 
 from inferscope.attribution.counterfactual import Delay
 from inferscope.fold.final_records import FinalStep
-from inferscope.insight.findings import plans, steps
-from inferscope.insight.findings.plans import PrefixStats
+from inferscope.insight.findings import steps
 from inferscope.insight.findings.steps import StepStats
-from inferscope.records import DECODE, PREFILL, QUEUED, RequestEvent
+from inferscope.records import DECODE, PREFILL
 
 
 def mixed(number: int) -> FinalStep:
@@ -42,15 +41,3 @@ def test_a_step_counts_once_however_many_ranks_report_it() -> None:
     for _ in range(4):
         watched.add(mixed(7))
     assert (watched.num, watched.decodes, watched.mixed_prefill_tokens) == (1, 1, 1)
-
-
-def test_old_beginnings_are_forgotten_and_repeated_ones_are_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(plans, "_MOST_PREFIXES", 100)
-    prefixes = PrefixStats()
-    for number in range(10_000):
-        for digests in ((1, 2), (10 + number,)):
-            prefixes.add(RequestEvent(0, number, QUEUED, 0, prefix_digests=digests))
-    assert len(prefixes._seen) == 100
-    assert (prefixes.num_repeated, prefixes.repeated_tokens) == (9_999, 9_999 * 256)

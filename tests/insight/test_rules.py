@@ -217,20 +217,6 @@ def test_slow_first_uses_are_cold_starts(served: Serve) -> None:
     assert max(booked_ns) > 0.9e9 * COLD_S
 
 
-def test_a_common_beginning_that_no_cache_serves_is_found_and_silent_with_one(
-    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alike = asks(40, every=6, prompt_tokens=330, max_tokens=8, shared=SHARED)
-    without = served(alike, EngineOptions(num_blocks=512, prefix_cache=False))
-    found = the(without, "unused_prefixes")
-    evidence = {number.name: number.value for number in found.evidence}
-    assert evidence["repeated_prompt_tokens"] == 39 * 256
-    assert evidence["cached_tokens"] == 0
-    within = serve(tmp_path / "cached", monkeypatch, alike, ROOMY)
-    assert within.run.prefixes.repeated_tokens == 39 * 256
-    assert "unused_prefixes" not in within.ids
-
-
 def outputs_into(collected: dict[str, list[int]]) -> Callable[[Engine], None]:
     """Return a change of an engine that collects its output tokens by request."""
 

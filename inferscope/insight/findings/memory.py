@@ -1,4 +1,4 @@
-"""Findings on the KV cache: too small, or shared prefixes missing it."""
+"""Finding on the KV cache: it is too small for the admitted requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from inferscope.insight.findings.run_summary import RunSummary
 _PREEMPTED = 0.02
 """Minimum share of all responses' time spent preempted or recomputing."""
 _QUEUED_FOR_BLOCKS = 0.1
-
-_SHARED = 0.2
-"""Minimum share of prompt tokens in repeated prefixes. Chat templates alone make up less."""
-_HIT = 0.25
-"""Maximum share of those served from the cache; simultaneous requests cannot share."""
-_MATTERS = 0.01
 
 
 def short_of_kv(run: RunSummary) -> Finding | None:
@@ -73,50 +67,4 @@ def short_of_kv(run: RunSummary) -> Finding | None:
             "FP8 KV), shorten the longest contexts, or admit fewer requests at once."
         ),
         counterfactual=counterfactual,
-    )
-
-
-def unused_prefixes(run: RunSummary) -> Finding | None:
-    """Find whether prompts share prefixes that are recomputed."""
-    requests, prefixes = run.requests, run.prefixes
-    if not prefixes.num or not requests.prompt_tokens:
-        return None
-    repeated, cached = prefixes.repeated_tokens, requests.cached_tokens
-    if repeated < _SHARED * requests.prompt_tokens or cached > _HIT * repeated:
-        return None
-    computed = requests.prompt_tokens - cached
-    saved = (repeated - cached) / computed
-    lost = saved * requests.share_of_life("prefill_own")
-    if lost < _MATTERS:
-        return None
-    prefill_ns = requests.before_ns["prefill_own"] / max(1, requests.ttft.num)
-    actual_ns = requests.ttft.mean_ns or 0.0
-    without_ns = actual_ns - saved * prefill_ns
-    return Finding(
-        id="unused_prefixes",
-        title="Shared prefixes miss the prefix cache",
-        lost_share=lost,
-        sentences=(
-            f"{prefixes.num_repeated} of {prefixes.num} prompts share a prefix with an earlier "
-            f"one, at least {repeated:,} tokens, "
-            f"{percent(repeated / requests.prompt_tokens)} of all; "
-            f"{cached:,} came from the cache.",
-        ),
-        evidence=(
-            Number("repeated_prompt_tokens", repeated, "measured"),
-            Number("cached_tokens", cached, "measured"),
-            Number("prompt_tokens", requests.prompt_tokens, "measured"),
-            Number("prompts_that_begin_alike", prefixes.num_repeated, "measured"),
-        ),
-        advice=(
-            "Enable the prefix cache (enable_prefix_caching); if it is on, look for what evicts "
-            "its blocks, or for replicas that each get a part of the similar prompts."
-        ),
-        counterfactual=Counterfactual(
-            f"With these tokens cached, the mean TTFT would be {duration(without_ns)} instead of "
-            f"{duration(actual_ns)}: less prompt computation, the queue unchanged.",
-            "ttft_mean",
-            round(actual_ns),
-            round(without_ns),
-        ),
     )

@@ -1,13 +1,10 @@
-"""Statistics of the scheduler's plans, and of shared prompt prefixes."""
+"""Statistics of the scheduler's plans."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
-from inferscope.records import PREFIX_TOKENS, RequestEvent, StepPlan
-
-_MOST_PREFIXES = 16_384
-"""Maximum number of prefixes remembered, the most recent ones."""
+from inferscope.records import StepPlan
 
 
 class PlanStats:
@@ -47,37 +44,3 @@ class PlanStats:
     def queue_share(self) -> float:
         """Return the share of plans with waiting requests."""
         return self.num_with_queue / self.num if self.num else 0.0
-
-
-class PrefixStats:
-    """Statistics of shared prompt prefixes, by digests of their beginnings.
-
-    Attributes:
-        num: prompts with a known digest.
-        num_repeated: prompts that share a prefix with an earlier one.
-        repeated_tokens: minimum number of tokens in those prefixes.
-    """
-
-    def __init__(self) -> None:
-        self.num = self.num_repeated = self.repeated_tokens = 0
-        self._seen: OrderedDict[int, None] = OrderedDict()
-
-    def add(self, event: RequestEvent) -> None:
-        """Add an event; it counts if it carries a prompt's digest."""
-        digests = event.prefix_digests
-        if not digests:
-            return
-        self.num += 1
-        repeated = [
-            tokens
-            for tokens, digest in zip(PREFIX_TOKENS, digests, strict=False)
-            if digest in self._seen
-        ]
-        if repeated:
-            self.num_repeated += 1
-            self.repeated_tokens += max(repeated)
-        for digest in digests:
-            self._seen[digest] = None
-            self._seen.move_to_end(digest)
-        while len(self._seen) > _MOST_PREFIXES:
-            self._seen.popitem(last=False)

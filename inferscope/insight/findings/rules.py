@@ -7,6 +7,14 @@ from collections.abc import Callable
 import msgspec
 
 from inferscope.insight.findings.bad_latency import bad_latency
+from inferscope.insight.findings.cache_misses import (
+    cache_too_small,
+    documents_reordered,
+    duplicates_in_flight,
+    namespace_splits,
+    prefix_below_block,
+    prompt_changes_early,
+)
 from inferscope.insight.findings.disaggregation import Disaggregation, disaggregation
 from inferscope.insight.findings.experts import expert_imbalance
 from inferscope.insight.findings.finding import Finding, NotJudged
@@ -17,7 +25,7 @@ from inferscope.insight.findings.latency import (
     small_batch_with_queue,
     starved_decodes,
 )
-from inferscope.insight.findings.memory import short_of_kv, unused_prefixes
+from inferscope.insight.findings.memory import short_of_kv
 from inferscope.insight.findings.overhead import (
     cold_starts,
     costly_speculation,
@@ -42,7 +50,12 @@ RULES: tuple[Rule, ...] = (
     mostly_reasoning,
     host_bound_decode,
     cold_starts,
-    unused_prefixes,
+    prompt_changes_early,
+    cache_too_small,
+    prefix_below_block,
+    namespace_splits,
+    duplicates_in_flight,
+    documents_reordered,
     costly_speculation,
     slow_rank,
     expert_imbalance,

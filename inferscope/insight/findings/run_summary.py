@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from inferscope.fold import ExpertLoads, FinalRequest, FinalStep
-from inferscope.insight.findings.plans import PlanStats, PrefixStats
+from inferscope.fold import CacheAccounts, ExpertLoads, FinalRequest, FinalStep
+from inferscope.insight.cache_tally import CacheGroup, EngineCache
+from inferscope.insight.findings.plans import PlanStats
 from inferscope.insight.findings.requests import RequestStats
 from inferscope.insight.findings.slowness import HOST, Slowness
 from inferscope.insight.findings.steps import StepStats
 from inferscope.records import (
     SAMPLER_ROLE,
+    CacheLookup,
+    CacheSample,
     CounterSample,
     EngineInfo,
     ExpertLoad,
     Record,
-    RequestEvent,
     RingOpened,
     StepPlan,
     StepSlices,
@@ -32,6 +34,8 @@ class RunSummary:
         experts: load of the experts of a mixture.
         slowness: steps slower than their model, with evidence.
         devices: plain UUIDs of its ranks' devices.
+        cache: use of the prefix cache.
+        cache_accounts: miss-ratio curve of the prefix cache.
     """
 
     def __init__(self, engine_id: str) -> None:
@@ -41,10 +45,23 @@ class RunSummary:
         self.requests = RequestStats()
         self.steps = StepStats()
         self.plans = PlanStats()
-        self.prefixes = PrefixStats()
         self.experts = ExpertLoads()
+        self.cache = EngineCache(CacheGroup(""), {})
+        self.cache_accounts = CacheAccounts()
+        self._lookups: dict[int, CacheLookup] = {}
+        """Last lookup by ring."""
         self.slowness = Slowness()
         self.devices: set[str] = set()
+
+    def look_up(self, ring: int, lookup: CacheLookup) -> None:
+        """Keep the lookup of the prompt whose blocks are sampled next."""
+        self._lookups[ring] = lookup
+
+    def sample(self, ring: int, sample: CacheSample) -> None:
+        """Add a prompt's sampled blocks to the curve."""
+        lookup = self._lookups.get(ring)
+        if lookup is not None and lookup.index == sample.index:
+            self.cache_accounts.sampled(ring, sample, lookup, tenant="")
 
 
 class RunSummarizer:
@@ -70,6 +87,8 @@ class RunSummarizer:
         """Add a request."""
         run = self._run(request.engine_id)
         run.requests.add(request, run.steps.end(request))
+        if not request.joined_late:
+            run.cache.add(request)
 
     def on_record(self, ring: int, record: Record) -> None:
         """Add a record of the fold."""
@@ -90,12 +109,15 @@ class RunSummarizer:
         run = known
         if isinstance(record, StepPlan):
             run.plans.add(record)
+            run.cache_accounts.plan(record.blocks_used, record.blocks_total)
         elif isinstance(record, StepSlices):
             run.steps.speculation.add_slices(record)
         elif isinstance(record, ExpertLoad):
             run.experts.add(record)
-        elif isinstance(record, RequestEvent):
-            run.prefixes.add(record)
+        elif isinstance(record, CacheLookup):
+            run.look_up(ring, record)
+        elif isinstance(record, CacheSample):
+            run.sample(ring, record)
         elif isinstance(record, EngineInfo):
             run.info = record
             run.devices |= {plain_uuid(uuid) for uuid in (record.device_uuid,) if uuid}

@@ -39,7 +39,12 @@ _NO_REQUESTS = "a metrics page has no single requests"
 _NO_STEPS = "a metrics page has no steps"
 _REASONS = {
     "late_later_tokens": _NO_REQUESTS,
-    "unused_prefixes": _NO_REQUESTS,
+    "prompt_changes_early": _NO_REQUESTS,
+    "cache_too_small": _NO_REQUESTS,
+    "prefix_below_block": _NO_REQUESTS,
+    "namespace_splits": _NO_REQUESTS,
+    "duplicates_in_flight": _NO_REQUESTS,
+    "documents_reordered": _NO_REQUESTS,
     "mostly_reasoning": _NO_REQUESTS,
     "bad_e2e": "a metrics page does not state which responses stream",
 }
