@@ -142,9 +142,11 @@ def test_no_choice_is_an_end(answer: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("port")
-def test_a_terminal_asks_which_engine_is_meant() -> None:
+def test_a_terminal_asks_which_engine_of_a_name_is_meant() -> None:
+    third = Probe.open(QWEN, engine_id="third-c")
+    eventually(lambda: all(listed(each).model for each in find_engines()))
     terminal, its_end = pty.openpty()
-    words = [sys.executable, "-m", "inferscope", "attach"]
+    words = [sys.executable, "-m", "inferscope", "attach", "qwen"]
     with child(words, stdin=its_end, stdout=its_end, stderr=its_end) as process:
         os.close(its_end)
         shown = b""
@@ -153,6 +155,7 @@ def test_a_terminal_asks_which_engine_is_meant() -> None:
         os.write(terminal, b"q\n")
         assert process.wait(90) == 1
     os.close(terminal)
+    third.close()
     assert b"ENGINE" in shown
     assert b"\x1b" not in shown
 

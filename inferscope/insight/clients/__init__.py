@@ -3,10 +3,8 @@
 from inferscope.insight.clients.files import ClientFile, read_client_file
 from inferscope.insight.clients.joining import (
     Joined,
-    JoinedRequest,
     JoinSink,
     MetricPair,
-    Unmatched,
     join,
 )
 
@@ -14,9 +12,7 @@ __all__ = [
     "ClientFile",
     "JoinSink",
     "Joined",
-    "JoinedRequest",
     "MetricPair",
-    "Unmatched",
     "join",
     "read_client_file",
 ]
