@@ -9,6 +9,7 @@ file loads nothing from a network and runs no script; it reads on paper and in a
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report."""
-    # matplotlib takes a second to import, which `help` and `completion` need not wait for.
+    # matplotlib takes a second to import, which `help` and `completion` need not wait for. What it
+    # logs concerns caches of its own.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from inferscope.report import render
     from inferscope.report.run import Source, run_page
 

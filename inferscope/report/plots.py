@@ -8,14 +8,13 @@ aloud. No name from a recording reaches matplotlib: `draw` writes names over pla
 from __future__ import annotations
 
 import io
-import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-import matplotlib.style
 from markupsafe import Markup
+from matplotlib import style as matplotlib_style
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
@@ -37,7 +36,6 @@ _VARIABLES = {
     BAR: "bar",
     TRACK: "track",
 }
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its notes concern its own caches
 PLOT = "\ue000"
 """Placeholder of the plot's ID on its page; no text that is `visible` holds this character."""
 _SVG = "http://www.w3.org/2000/svg"
@@ -97,7 +95,7 @@ def draw(
             measures of the picture thus depend on no name.
     """
     file = io.StringIO()
-    with matplotlib.style.context(["default", {**_SETTINGS, "svg.hashsalt": ""}]):
+    with matplotlib_style.context(["default", {**_SETTINGS, "svg.hashsalt": ""}]):
         canvas = Canvas(figsize=size, layout="constrained")
         FigureCanvasSVG(canvas)
         plot(canvas)

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -91,6 +92,22 @@ def test_a_running_engine_is_reported_up_to_now(
     page = parse((tmp_path / "live.html").read_text(encoding="utf-8"))
     assert page.values["verdict", "finished"] == 3
     assert any("The engine was running" in text for text in page.texts)
+
+
+@pytest.mark.thorough
+@pytest.mark.process
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_missing_package_is_named_with_its_extra(recording: Path, package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from inferscope.cli.main import main;"
+        f" sys.exit(main(['report', {str(recording)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"inferscope: this command needs {package}. Install it with:"
+        ' pip install "inferscope-llm[report]"\n'
+    )
 
 
 def serve(probe: Probe, name: str, *, step: int) -> None:
