@@ -24,6 +24,17 @@ from inferscope.insight.kernels import (
     with_steps,
 )
 from inferscope.insight.request_source import RequestSource
+from inferscope.insight.roofline import (
+    Ceiling,
+    Load,
+    Point,
+    ceilings,
+    compute_bound_from,
+    load_of,
+    point_of,
+    speedup,
+    total,
+)
 from inferscope.insight.service_levels import LevelsWatch
 from inferscope.insight.shares import NO_AMOUNTS, Amounts, By, ShareRow, Shares, SharesSink
 
@@ -36,6 +47,7 @@ __all__ = [
     "CacheGroup",
     "CacheReport",
     "CacheTally",
+    "Ceiling",
     "ClassUse",
     "Divergence",
     "EngineCache",
@@ -43,18 +55,26 @@ __all__ = [
     "JudgedSource",
     "KernelTime",
     "LevelsWatch",
+    "Load",
     "OddStep",
     "Overlap",
+    "Point",
     "ProfileDocument",
     "RequestSource",
     "ShareRow",
     "Shares",
     "SharesSink",
     "cache_reports",
+    "ceilings",
+    "compute_bound_from",
     "in_order",
     "kernel_times",
+    "load_of",
+    "point_of",
     "slowdown",
+    "speedup",
     "stall_ns",
     "steps_of",
+    "total",
     "with_steps",
 ]

@@ -220,6 +220,30 @@ PAGE_METHODS: tuple[str, ...] = (
     "ledgers      none: start the server with inferscope run to have them",
 )
 
+ROOFLINE_KEYS: tuple[Key, ...] = (
+    ("w", "window"),
+    ("c", "clear trail"),
+    ("z", "chart"),
+    ("Space", "freeze"),
+    ("e", "export"),
+    (":", "palette"),
+)
+ROOFLINE_HELP: tuple[Section, ...] = (
+    (
+        "Roofline",
+        (
+            ("w", "window of the points: 10 s, 60 s, 5 min"),
+            ("c", "the trail from now on"),
+            ("z", "the chart alone"),
+        ),
+    ),
+    *COMMON_HELP,
+)
+ROOFLINE_METHODS: tuple[str, ...] = (
+    "measured     time of warm steps; peaks by inferscope calibrate, or spec by the maker",
+    "modelled     FLOPs and bytes, computed from the model's shape; caches are not seen",
+    "modelled     what would move it: from these and the ceilings, at the same context",
+)
 TIMELINE_METHODS: tuple[str, ...] = (
     "measured     step, gap, scheduler, KV, ranks: timed or counted; a cell is a mean of its time",
     "apportioned  prefill, decode and requests: parts of a step's measured time, which they sum to",

@@ -1,6 +1,7 @@
 """Pure plots: numbers to lines of text of an exact width, independent of any terminal."""
 
 from inferscope.text.plots.bars import bar, offset_bar, split_bar
+from inferscope.text.plots.braille import Dots
 from inferscope.text.plots.charts import columns, resample, sparkline
 from inferscope.text.plots.formatting import (
     UNKNOWN,
@@ -20,6 +21,7 @@ from inferscope.text.plots.text import fit, fit_name, plain, to_ascii
 __all__ = [
     "EMPTY",
     "UNKNOWN",
+    "Dots",
     "bar",
     "clock",
     "closed",

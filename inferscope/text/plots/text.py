@@ -42,10 +42,12 @@ _ASCII = str.maketrans(
     }
 )
 
+_BRAILLE = dict.fromkeys(range(0x2800, 0x2900), ":")
+
 
 def to_ascii(text: str) -> str:
     """Map blocks and lines to `#=-.` and the like, cell by cell; anything else becomes `?`."""
-    text = text.translate(_ASCII)
+    text = text.translate(_ASCII).translate(_BRAILLE)
     return text if text.isascii() else "".join(c if c.isascii() else "?" for c in text)
 
 

@@ -6,6 +6,7 @@ from inferscope.tui.screens.fleet import FleetScreen
 from inferscope.tui.screens.help import HelpScreen
 from inferscope.tui.screens.overview import OverviewScreen
 from inferscope.tui.screens.pair import PairScreen
+from inferscope.tui.screens.roofline import RooflineScreen
 from inferscope.tui.screens.scene_screen import SceneScreen
 from inferscope.tui.screens.slo import SloScreen
 from inferscope.tui.screens.timeline import TimelineScreen
@@ -13,6 +14,7 @@ from inferscope.tui.screens.timeline import TimelineScreen
 SCREENS: tuple[type[SceneScreen], ...] = (
     OverviewScreen,
     TimelineScreen,
+    RooflineScreen,
     SloScreen,
     EngineScreen,
     FleetScreen,

@@ -117,6 +117,7 @@ class SceneScreen(Screen[None]):
     def on_screen_resume(self) -> None:
         """Draw the current scene: a screen below another one gets none."""
         self.app.attend(self)  # type: ignore[attr-defined]  # InferScopeApp imports us
+        self.call_after_refresh(lambda: self.show(self.scene))  # the layout is by its size now
 
     def action_leave(self) -> None:
         """Return to the screen below."""
