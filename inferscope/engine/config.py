@@ -18,7 +18,7 @@ import msgspec
 
 from inferscope.errors import BadInput
 
-Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
+Architecture: TypeAlias = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "mixtral"]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Speculation: TypeAlias = Literal["ngram", "draft"]
 QuantizationName: TypeAlias = Literal["int8", "int4", "fp8"]
@@ -30,7 +30,10 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
 }
+MIXTURES: tuple[Architecture, ...] = ("qwen3_moe", "mixtral")
+"""Architectures with experts."""
 _MOST_BLOCK_TOKENS = 1024
 _MOST_EXPERTS = 4096
 _END_OF_THINKING = "</think>"
@@ -142,10 +145,10 @@ class ModelConfig:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads. "
                 "Choose a number of key/value heads that divides the number of heads."
             )
-        if (self.architecture == "qwen3_moe") != (self.num_experts != 0):
+        if (self.architecture in MIXTURES) != (self.num_experts != 0):
             raise BadInput(
                 f"a {self.architecture} model cannot have {self.num_experts} experts. "
-                "Only qwen3_moe models have experts, at least one."
+                f"Models of {' and '.join(MIXTURES)} have experts, at least one; others have none."
             )
         if not 0 <= self.experts_per_token <= self.num_experts <= _MOST_EXPERTS or (
             self.num_experts and not self.experts_per_token
@@ -312,6 +315,7 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         ("hidden_act", "silu"),
         ("mlp_bias", False),
         ("use_sliding_window", False),
+        *((("sliding_window", None),) if architecture == "mixtral" else ()),
         ("partial_rotary_factor", 1.0),
         ("quantization_config", None),
         ("decoder_sparse_step", 1),
@@ -324,7 +328,8 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     if set(raw.get("layer_types") or ()) - {"full_attention"}:
         _refuse(path, "layer_types", sorted(set(raw["layer_types"])))
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    is_mixture = architecture == "qwen3_moe"
+    is_mixture = architecture in MIXTURES
+    own_ffn = "moe_intermediate_size" if architecture == "qwen3_moe" else "intermediate_size"
     try:
         theta, scaling = _rope(raw, path)
         # transformers 5 writes num_local_experts, earlier versions num_experts.
@@ -338,7 +343,7 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             num_heads=heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or hidden // heads),
-            ffn=int(raw["moe_intermediate_size" if is_mixture else "intermediate_size"]),
+            ffn=int(raw[own_ffn]),
             vocab=int(raw["vocab_size"]),
             max_positions=int(raw["max_position_embeddings"]),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
@@ -348,7 +353,7 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             has_qk_norm=architecture in ("qwen3", "qwen3_moe"),
             num_experts=num_experts,
             experts_per_token=int(raw["num_experts_per_tok"]) if is_mixture else 0,
-            normalizes_experts=bool(raw.get("norm_topk_prob", False)),
+            normalizes_experts=bool(raw.get("norm_topk_prob", architecture == "mixtral")),
             is_tied=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_token_ids(raw.get("eos_token_id")),
             dtype=dtype if dtype in _DTYPES else "float32",

@@ -10,6 +10,7 @@ on the shape. Parameters after a name change it: `random:llama-1b,layers=2`.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from msgspec import structs
 
@@ -146,7 +147,7 @@ SHAPES: dict[str, ModelConfig] = {
     ),
 }
 
-_ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 _FIELD_BY_KEY = {
     "hidden": "hidden",
     "layers": "num_layers",
@@ -167,8 +168,8 @@ def parse_shape(text: str) -> ModelConfig:
     """Parse the text after `random:`: a name, parameters, or a name and parameters.
 
     Omitted parameters keep the value of the named shape, or of `tiny` without a name. `head_dim`
-    defaults to hidden / heads. `arch` is llama, qwen2, qwen3 or
-    qwen3_moe, which needs `experts` and `experts_per_token`.
+    defaults to hidden / heads. `arch` is llama, qwen2, qwen3, or
+    qwen3_moe or mixtral, which need `experts` and `experts_per_token`.
 
     Raises:
         BadInput: a name or parameter is unknown, or a value makes no valid model.

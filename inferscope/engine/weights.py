@@ -135,9 +135,11 @@ def _layer(
     def own(name: str) -> Tensor:
         return source(f"model.layers.{layer_idx}.{name}").contiguous()
 
-    def gated(name: str) -> GatedWeights:
-        gate_up = torch.cat([own(f"{name}.gate_proj.weight"), own(f"{name}.up_proj.weight")])
-        return GatedWeights(quantize(gate_up), quantize(own(f"{name}.down_proj.weight")))
+    block, *names = _feed_forward_names(config)
+
+    def gated(network: str) -> GatedWeights:
+        gate, up, down = (own(f"{network}.{name}.weight") for name in names)
+        return GatedWeights(quantize(torch.cat([gate, up])), quantize(down))
 
     qkv_bias = qk_norm = None
     qkv = torch.cat([own(f"self_attn.{letter}_proj.weight") for letter in "qkv"])
@@ -155,12 +157,19 @@ def _layer(
         out=quantize(own("self_attn.o_proj.weight")),
         ffn_norm=own("post_attention_layernorm.weight"),
         feed_forward=MixtureWeights(
-            own("mlp.gate.weight"),
-            tuple(gated(f"mlp.experts.{expert}") for expert in range(config.num_experts)),
+            own(f"{block}.gate.weight"),
+            tuple(gated(f"{block}.experts.{expert}") for expert in range(config.num_experts)),
         )
         if config.num_experts
-        else gated("mlp"),
+        else gated(block),
     )
+
+
+def _feed_forward_names(config: ModelConfig) -> tuple[str, str, str, str]:
+    """Return a checkpoint's names of the feed-forward block, and of a network's three matrices."""
+    if config.architecture == "mixtral":
+        return "block_sparse_moe", "w1", "w3", "w2"
+    return "mlp", "gate_proj", "up_proj", "down_proj"
 
 
 def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -178,13 +187,14 @@ def _tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj.weight": (config.hidden, query),
         "post_attention_layernorm.weight": (config.hidden,),
     }
-    networks = [f"mlp.experts.{expert}" for expert in range(config.num_experts)] or ["mlp"]
+    block, gate, up, down = _feed_forward_names(config)
+    networks = [f"{block}.experts.{expert}" for expert in range(config.num_experts)] or [block]
     if config.num_experts:
-        layer["mlp.gate.weight"] = (config.num_experts, config.hidden)
+        layer[f"{block}.gate.weight"] = (config.num_experts, config.hidden)
     for network in networks:
-        layer[f"{network}.gate_proj.weight"] = (config.ffn, config.hidden)
-        layer[f"{network}.up_proj.weight"] = (config.ffn, config.hidden)
-        layer[f"{network}.down_proj.weight"] = (config.hidden, config.ffn)
+        layer[f"{network}.{gate}.weight"] = (config.ffn, config.hidden)
+        layer[f"{network}.{up}.weight"] = (config.ffn, config.hidden)
+        layer[f"{network}.{down}.weight"] = (config.hidden, config.ffn)
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab, config.hidden),
         **{

@@ -28,7 +28,13 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-MODELS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+MODELS = {
+    "llama": "Llama",
+    "mixtral": "Mixtral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+}
 """Model types of transformers; the first does not tie its embeddings."""
 
 
@@ -40,11 +46,14 @@ class Checkpoint:
     reference: Any
 
 
-_EXPERTS: dict[str, Any] = {
-    "moe_intermediate_size": 32,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -62,8 +71,8 @@ def build(name: str, **more: Any) -> Any:
     import transformers  # takes three seconds, and most test workers do not need it
 
     settings = {**_SHAPE, "tie_word_embeddings": name != "llama", **more}
-    if name == "qwen3_moe":
-        settings = {**_EXPERTS, **settings}
+    if name in _EXPERTS:
+        settings = {**_EXPERTS[name], **settings}
     config = getattr(transformers, f"{MODELS[name]}Config")(**settings)
     return getattr(transformers, f"{MODELS[name]}ForCausalLM")(config)
 
