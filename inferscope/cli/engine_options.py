@@ -76,6 +76,12 @@ def add_engine_options(
         defaults.cuda_graphs,
         "launch decode steps as CUDA graphs, on a GPU with Triton",
     )
+    for name, default, text in (
+        ("tensor-parallel", defaults.tensor_parallel, "processes that divide each layer"),
+        ("pipeline-parallel", defaults.pipeline_parallel, "stages that divide the layers"),
+    ):
+        text += " (default: %(default)s)"
+        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     group.add_argument(
         "--max-model-len",
         type=int,
@@ -132,6 +138,8 @@ def engine_options(options: argparse.Namespace, *, seed: int = EngineOptions.see
         num_threads=options.threads,
         quantization=options.quantization,
         end_of_thinking=options.end_of_thinking,
+        tensor_parallel=options.tensor_parallel,
+        pipeline_parallel=options.pipeline_parallel,
     )
 
 

@@ -184,6 +184,12 @@ def _check_roles(options: argparse.Namespace) -> None:
             "with --overlap a step is launched before the KV of the one before is complete, so it "
             "cannot be handed over. Leave it out."
         )
+    num_ranks = options.tensor_parallel * options.pipeline_parallel
+    if num_ranks > 1 and (options.disaggregate or options.role):
+        raise BadInput(
+            f"the KV of {num_ranks} ranks is in as many processes, which do not hand it over. "
+            "Leave out --tensor-parallel and --pipeline-parallel."
+        )
     if options.speculative == "draft" and (options.disaggregate or options.role):
         raise BadInput(
             "the KV of a draft model is not handed over. Use --speculative ngram, or leave it out."

@@ -36,6 +36,7 @@ MIXTURES: tuple[Architecture, ...] = ("qwen3_moe", "mixtral")
 """Architectures with experts."""
 _MOST_BLOCK_TOKENS = 1024
 _MOST_EXPERTS = 4096
+_MOST_RANKS = 64
 _END_OF_THINKING = "</think>"
 _SIZES = ("hidden", "num_heads", "num_kv_heads", "head_dim", "ffn", "vocab", "max_positions")
 _MOST = {"num_layers": 10_000, **dict.fromkeys(_SIZES, 1 << 24)}
@@ -207,6 +208,8 @@ class EngineOptions:
             prompt with a decode engine (`disagg.py`).
         quantization: Quantisation of the layers' matrices (`quantization.py`); None for none.
         end_of_thinking: Token that ends the reasoning in an output; None takes the model's.
+        tensor_parallel: Number of ranks that divide each layer (`parallel.py`).
+        pipeline_parallel: Number of stages that divide the layers.
     """
 
     token_budget: int = 512
@@ -228,15 +231,34 @@ class EngineOptions:
     role: Role = "both"
     quantization: QuantizationName | None = None
     end_of_thinking: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that compute each step."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     def __post_init__(self) -> None:
         for name in (
+            *("tensor_parallel", "pipeline_parallel"),
             *("token_budget", "max_running", "max_waiting", "block_tokens", "num_threads"),
             "num_speculative_tokens",
         ):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}. Give at least 1.")
         self._check_speculation()
+        if self.num_ranks > _MOST_RANKS:
+            raise BadInput(
+                f"tensor_parallel {self.tensor_parallel} x pipeline_parallel "
+                f"{self.pipeline_parallel} are {self.num_ranks} processes. Give at most "
+                f"{_MOST_RANKS} together."
+            )
+        if self.num_ranks > 1 and self.role != "both":
+            raise BadInput(
+                f"the KV of {self.num_ranks} ranks is in as many processes, which do not hand it "
+                "over. Leave out the role, or tensor and pipeline parallelism."
+            )
         if self.block_tokens > _MOST_BLOCK_TOKENS:
             raise BadInput(f"block_tokens is {self.block_tokens}. Give 1 to {_MOST_BLOCK_TOKENS}.")
         if not -(2**63) <= self.seed < 2**63:

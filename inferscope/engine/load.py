@@ -15,6 +15,7 @@ from inferscope.engine.core import Engine
 from inferscope.engine.devices import device_name, device_uuid, find_device
 from inferscope.engine.model import Model, Outline, build_model
 from inferscope.engine.model_names import BUILTIN, BUILTIN_DRAFT, model_folder
+from inferscope.engine.parallel import WHOLE, Place
 from inferscope.engine.quantization import WEIGHT_BITS, quantizer
 from inferscope.engine.remote import RemoteRunner
 from inferscope.engine.weights import DTYPES, load_weights, random_weights
@@ -35,15 +36,17 @@ def load_engine(
         model: "builtin", "random:SHAPE", or the path of a checkpoint.
         options: Options of the engine.
         open_probe: Function from the engine's description to its probe, such as `Probe.open`.
-        in_worker: Whether the model is loaded and run in a separate process. With overlap it is
-            where the model runs on a CPU: there a step holds the thread that launches it.
+        in_worker: Whether the model is loaded and run in a separate process. With several ranks it
+            always is, and with overlap where the model runs on a CPU: there a step holds the thread
+            that launches it.
 
     Raises:
         BadInput: the name is not a model, or the model needs a feature that is not computed.
     """
     options = options or EngineOptions()
     torch.set_num_threads(options.num_threads)
-    if in_worker or (options.overlap and find_device(options.device).type == "cpu"):
+    is_cpu = find_device(options.device).type == "cpu"
+    if in_worker or options.num_ranks > 1 or (options.overlap and is_cpu):
         runner = RemoteRunner(model, options)
         options = replace(options, num_blocks=runner.num_blocks)
         engine = Engine(runner.outline, options, runner=runner)
@@ -58,8 +61,8 @@ def load_engine(
     return engine
 
 
-def load_model(model: str, options: EngineOptions) -> Model:
-    """Load or draw a model's weights on the device and in the dtype of the options.
+def load_model(model: str, options: EngineOptions, place: Place = WHOLE) -> Model:
+    """Load or draw the weights of a model, or of a rank's part of it, as the options want them.
 
     The built-in model defaults to float32 on a CPU, where that is fastest, unless it is quantised.
     A draft model is never quantised.
@@ -68,7 +71,7 @@ def load_model(model: str, options: EngineOptions) -> Model:
         BadInput: the model or its draft model cannot be loaded, the device cannot compute it, or
             the two do not fit each other.
     """
-    target = _load_one(model, options)
+    target = _load_one(model, options, place)
     if options.speculative != "draft":
         return target
     name = options.draft_model
@@ -90,14 +93,20 @@ def load_model(model: str, options: EngineOptions) -> Model:
     return replace(target, draft=draft)
 
 
-def _load_one(model: str, options: EngineOptions) -> Model:
+def _load_one(model: str, options: EngineOptions, place: Place = WHOLE) -> Model:
     device = find_device(options.device)
+    if place.num_ranks > 1 and device.type != "cpu":
+        raise BadInput(
+            f"tensor and pipeline parallelism run on CPUs, and the device is {device.type}. "
+            "Use --device cpu."
+        )
     if model.startswith(shapes.PREFIX):
         config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
         dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
         quantize = quantizer(options.quantization, dtype=dtype, device=device)
+        place.part(config)  # before the weights are drawn
         weights = random_weights(
-            config, seed=options.seed, dtype=dtype, device=device, quantize=quantize
+            config, seed=options.seed, dtype=dtype, device=device, quantize=quantize, place=place
         )
     else:
         folder = model_folder(model)
@@ -107,9 +116,12 @@ def _load_one(model: str, options: EngineOptions) -> Model:
         usual = "float32" if is_builtin_on_cpu and is_plain else config.dtype
         dtype = DTYPES[usual if options.dtype == "auto" else options.dtype]
         quantize = quantizer(options.quantization, dtype=dtype, device=device)
-        weights = load_weights(folder, config, dtype=dtype, device=device, quantize=quantize)
+        place.part(config)
+        weights = load_weights(
+            folder, config, dtype=dtype, device=device, quantize=quantize, place=place
+        )
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
-    return build_model(config, weights, max_tokens=max_tokens)
+    return build_model(place.part(config), weights, max_tokens=max_tokens)
 
 
 def describe(engine: Engine, *, name: str) -> EngineInfo:
@@ -120,9 +132,14 @@ def describe(engine: Engine, *, name: str) -> EngineInfo:
 
 
 def describe_model(
-    model: Model | Outline, options: EngineOptions, *, name: str, num_blocks: int
+    model: Model | Outline,
+    options: EngineOptions,
+    *,
+    name: str,
+    num_blocks: int,
+    place: Place = WHOLE,
 ) -> EngineInfo:
-    """Return the description of a model and its options for the records."""
+    """Return the description of a model and its options for the records of a rank."""
     device = model.device
     return EngineInfo(
         0,
@@ -140,6 +157,8 @@ def describe_model(
         options_hash=hashlib.sha256(repr(options).encode()).hexdigest()[:16],
         num_threads=options.num_threads if device.type == "cpu" else 0,
         role=options.role,
+        ranks=(place.tensor_rank, place.stage, 0, 0),
+        sizes=(options.tensor_parallel, options.pipeline_parallel, 1, 1),
     )
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.feed_forward import Routed, feed_forward
+from inferscope.engine.parallel import WHOLE, RankGroup
 from inferscope.engine.quantization import linear
 from inferscope.engine.rope import rotation_tables
 from inferscope.engine.weights import ModelWeights
@@ -52,6 +53,7 @@ class Model:
             `x * cos + roll(x, head_dim / 2) * signed_sin`: three kernels where the textbook's
             `cat(-x2, x1)` takes six.
         draft: Model that proposes tokens for this one to verify; None without.
+        group: Other ranks, of which each has a part of the model like this; None without.
     """
 
     config: ModelConfig
@@ -59,6 +61,7 @@ class Model:
     cos: Tensor
     signed_sin: Tensor
     draft: Model | None = None
+    group: RankGroup | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +83,15 @@ class Model:
         """Bytes of a token's keys and values, a draft model's included."""
         own_bytes = self.config.kv_token_bytes(self.dtype.itemsize)
         return own_bytes + (0 if self.draft is None else self.draft.kv_token_bytes)
+
+
+def outline_of(model: Model) -> Outline:
+    """Return the properties of the whole model of which `model` may be one rank's part."""
+    place = WHOLE if model.group is None else model.group.place
+    config, draft = place.whole(model.config), model.draft
+    kv_token_bytes = config.kv_token_bytes(model.dtype.itemsize)
+    kv_token_bytes += 0 if draft is None else draft.kv_token_bytes
+    return Outline(config, model.dtype, model.device, model.num_positions, kv_token_bytes)
 
 
 def build_model(config: ModelConfig, weights: ModelWeights, *, max_tokens: int) -> Model:
@@ -117,6 +129,10 @@ def forward(
     num_rotated = config.num_heads + config.num_kv_heads
     cos, signed_sin = model.cos[positions], model.signed_sin[positions]
     stream = functional.embedding(ids, weights.embedding)
+    group = model.group
+    if group is not None:
+        stream = group.begin(stream)
+    summed = _alone if group is None else group.summed
     for layer_idx, layer in enumerate(weights.layers):
         normed = _norm(stream, layer.attention_norm, config)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
@@ -132,10 +148,18 @@ def forward(
             rotated[:, config.num_heads :],
             qkv[:, num_rotated:],
         )
-        stream = stream + linear(attended.flatten(1), layer.out)
+        stream = stream + summed(linear(attended.flatten(1), layer.out))
         normed = _norm(stream, layer.ffn_norm, config)
-        stream = stream + feed_forward(normed, layer.feed_forward, config, routed)
-    return functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
+        stream = stream + summed(feed_forward(normed, layer.feed_forward, config, routed))
+    if group is not None and not group.end(stream):
+        return group.share(stream.new_empty(len(rows), config.vocab))
+    logits = functional.linear(_norm(stream[rows], weights.norm, config), weights.head)
+    return logits if group is None else group.share(logits)
+
+
+def _alone(partial: Tensor) -> Tensor:
+    """Return the sum over the only rank."""
+    return partial
 
 
 def _norm(stream: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:

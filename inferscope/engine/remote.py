@@ -1,7 +1,7 @@
-"""Runner of steps in another process: the step loop's side and the messages of both sides.
+"""Runner of steps in other processes, one for each rank: the step loop's side and the messages.
 
-step loop ── StepWork ──> worker    admitted requests, slices, new blocks, drafts
-step loop <── Done ── worker        sampled tokens, log probabilities
+step loop ── StepWork ──> workers    admitted requests, slices, new blocks, drafts
+step loop <── Done ── workers        sampled tokens, log probabilities: the same of each
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
-from typing import TypeAlias
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import torch
@@ -25,6 +28,8 @@ from inferscope.errors import BadInput, InferScopeError
 from inferscope.probe import Probe
 
 _GRACE_S = 10.0
+_FAILURE_S = 5.0
+"""Seconds for the other ranks to report a step that failed on one."""
 _STDERR = 2
 
 
@@ -41,6 +46,9 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
     model: str
     options: EngineOptions
+    rank: int = 0
+    meeting: str = ""
+    """Path of the file by which the workers of several ranks find each other."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=0, array_like=True):
@@ -107,33 +115,32 @@ decode_work = msgspec.msgpack.Decoder(StepWork).decode
 _decode_message = msgspec.msgpack.Decoder(_FromWorker).decode
 
 
+class _Worker(NamedTuple):
+    """A worker's process and the pipe to it."""
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+
+
 class RemoteRunner:
-    """Runner of steps in a worker process that it starts and ends."""
+    """Runner of steps in worker processes that it starts and ends."""
 
     is_asynchronous = True
 
     def __init__(self, model: str, options: EngineOptions) -> None:
-        """Start the worker and wait until the model is loaded.
+        """Start the workers and wait until the model is loaded.
 
         Raises:
             BadInput: The model cannot be loaded.
-            WorkerLost: The process exited first.
+            WorkerLost: A process exited first.
         """
-        own_end, worker_end = socket.socketpair()
-        settings = msgspec.json.encode(WorkerSettings(model, options)).decode()
-        with own_end, worker_end:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "inferscope.engine.start", "inferscope.engine.worker"),
-                    *(str(worker_end.fileno()), settings),
-                ],
-                pass_fds=[worker_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # our own stdout may be a pipe with messages to the parent
-            )
-            self._pipe = Connection(own_end.detach())
+        self._workers: list[_Worker] = []
         self._num_sent_blocks = [0] * options.max_running
-        message = self._receive()
+        with TemporaryDirectory(prefix="inferscope-ranks-") as folder:
+            for rank in range(options.num_ranks):
+                settings = WorkerSettings(model, options, rank, f"{folder}/meeting")
+                self._workers.append(_start_worker(settings))
+            message = self._receive()
         if isinstance(message, WorkerFailure):
             self.close()
             raise BadInput(message.message)
@@ -148,15 +155,15 @@ class RemoteRunner:
         )
 
     @property
-    def pid(self) -> int:
-        """Process ID of the worker."""
-        return self._process.pid
+    def pids(self) -> list[int]:
+        """Process IDs of the workers, by rank."""
+        return [worker.process.pid for worker in self._workers]
 
     def launch(self, step: int, plan: Plan, probe: Probe) -> Collect:
-        """Launch a step in the worker, whose own probe times it.
+        """Launch a step in the workers, whose own probes time it.
 
         Raises:
-            WorkerLost: The process has exited; collecting raises it too.
+            WorkerLost: A process has exited; collecting raises it too.
             StepFailed: The step raised; only collecting raises it.
         """
         for request in plan.admitted:
@@ -166,20 +173,26 @@ class RemoteRunner:
             [_admitted_request(r) for r in plan.admitted],
             [self._slice_spec(s) for s in plan.slices],
         )
+        message = encode(work)
+        worker = self._workers[0]
         try:
-            self._pipe.send_bytes(encode(work))
+            for worker in self._workers:
+                worker.pipe.send_bytes(message)
         except OSError as error:
-            raise self._worker_lost() from error
+            raise self._worker_lost(worker) from error
         return lambda: self._collect(plan)
 
     def close(self) -> None:
-        """Stop the worker; safe to call twice."""
-        self._pipe.close()
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Stop the workers; safe to call twice."""
+        until_s = time.monotonic() + _GRACE_S
+        for worker in self._workers:
+            worker.pipe.close()
+        for process, _ in self._workers:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+        for process, _ in self._workers:
+            process.kill()  # without effect on one that has exited
+            process.wait()
 
     def _collect(self, plan: Plan) -> Ran:
         done = self._receive()
@@ -204,18 +217,72 @@ class RemoteRunner:
         )
 
     def _receive(self) -> _FromWorker:
-        try:
-            message: _FromWorker = _decode_message(self._pipe.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise self._worker_lost() from error
-        return message
+        """Wait for a message of each worker and return that of the first rank.
 
-    def _worker_lost(self) -> WorkerLost:
+        A rank that fails alone leaves the others in a collective: they get a moment to report.
+
+        Raises:
+            WorkerLost: A process has exited, or the ranks do not agree.
+        """
+        awaited = {worker.pipe: worker for worker in self._workers}
+        received: set[bytes] = set()
+        failures: list[WorkerFailure] = []
+        while awaited:
+            ready = wait(list(awaited), _FAILURE_S if failures else None)
+            if not ready:
+                break
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                content = self._read(awaited.pop(pipe))
+                received.add(content)
+                message: _FromWorker = _decode_message(content)
+                if isinstance(message, WorkerFailure):
+                    failures.append(message)
+        if len(failures) == len(self._workers):
+            return failures[0]
+        if len(received) == 1 and not awaited:
+            return message
+        self._kill()
+        if failures:
+            raise WorkerLost(f"one rank failed: {failures[0].message}. Start the engine again.")
+        raise WorkerLost("the ranks have not sampled the same tokens. Start the engine again.")
+
+    def _read(self, worker: _Worker) -> bytes:
+        try:
+            return worker.pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self._worker_lost(worker) from error
+
+    def _kill(self) -> None:
+        """Kill the workers, which may wait for each other."""
+        for worker in self._workers:
+            worker.process.kill()
         self.close()
+
+    def _worker_lost(self, worker: _Worker) -> WorkerLost:
+        with suppress(subprocess.TimeoutExpired):
+            worker.process.wait(_GRACE_S)
+        which = f" of rank {self._workers.index(worker)}" if len(self._workers) > 1 else ""
+        self._kill()
         return WorkerLost(
-            f"the worker's process has ended (exit code {self._process.returncode}). "
+            f"the worker's process{which} has ended (exit code {worker.process.returncode}). "
             "Start the engine again."
         )
+
+
+def _start_worker(settings: WorkerSettings) -> _Worker:
+    own_end, worker_end = socket.socketpair()
+    with own_end, worker_end:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "inferscope.engine.start", "inferscope.engine.worker"),
+                *(str(worker_end.fileno()), msgspec.json.encode(settings).decode()),
+            ],
+            pass_fds=[worker_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,  # our own stdout may be a pipe with messages to the parent
+        )
+        return _Worker(process, Connection(own_end.detach()))
 
 
 def _admitted_request(request: Request) -> AdmittedRequest:

@@ -215,8 +215,7 @@ class Runner:
             # Before the host waits: on a device the end event follows the last kernel.
             probe.stop(step, padded_tokens=batch.graph_size)
             if batch.routing and probe.on:
-                per_token = self._model.config.experts_per_token
-                probe.routed(step, batch.routing, per_token=per_token)
+                self._record_routing(step, batch.routing, probe)
             fetch = self._start_fetch(tokens)
         return lambda: (batch.sampled, batch.added(fetch()))
 
@@ -352,6 +351,19 @@ class Runner:
             return on_host.tolist()
 
         return fetch
+
+    @property
+    def waited_ns(self) -> int:
+        """Time that the last step waited for other ranks."""
+        return 0 if self._model.group is None else self._model.group.waited_ns
+
+    def _record_routing(self, step: int, routing: list[list[int]], probe: Probe) -> None:
+        config, group = self._model.config, self._model.group
+        if group is not None and group.place.tensor_rank:
+            return  # it is the same on all tensor ranks
+        stage = 0 if group is None else group.place.stage
+        first = stage * config.num_layers
+        probe.routed(step, routing, per_token=config.experts_per_token, first_layer=first)
 
     def _update_table(self, slices: list[Slice], admitted: list[Request]) -> None:
         for request in admitted:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from inferscope.engine.config import DtypeName, ModelConfig
 from inferscope.engine.feed_forward import GatedWeights, MixtureWeights
+from inferscope.engine.parallel import WHOLE, Place
 from inferscope.engine.quantization import Matrix, Quantize, keep
 from inferscope.errors import BadInput
 
@@ -74,6 +75,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantize: Quantize = keep,
+    place: Place = WHOLE,
 ) -> ModelWeights:
     """Load the weights of a Hugging Face checkpoint from safetensors files.
 
@@ -90,7 +92,7 @@ def load_weights(
                 raise BadInput(f"{folder}: {name} holds infinite or NaN values. Download it again.")
             return loaded.to(device=device, dtype=dtype)
 
-        return _assemble(config, source, quantize)
+        return _assemble(config, source, quantize, place)
 
 
 def random_weights(
@@ -100,6 +102,7 @@ def random_weights(
     dtype: torch.dtype,
     device: torch.device,
     quantize: Quantize = keep,
+    place: Place = WHOLE,
 ) -> ModelWeights:
     """Draw seeded weights, scaled so that activations keep their magnitude across layers.
 
@@ -116,45 +119,60 @@ def random_weights(
         drawn = torch.empty(shape, device=device).normal_(0.0, deviation, generator=generator)
         return drawn.to(dtype)
 
-    return _assemble(config, source, quantize)
+    return _assemble(config, source, quantize, place)
 
 
-def _assemble(config: ModelConfig, source: TensorSource, quantize: Quantize) -> ModelWeights:
+def _assemble(
+    config: ModelConfig, source: TensorSource, quantize: Quantize, place: Place
+) -> ModelWeights:
     embedding = source("model.embed_tokens.weight").contiguous()
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, idx, source, quantize) for idx in range(config.num_layers)),
+        # Layers of other stages are made too: random weights are one sequence.
+        layers=tuple(
+            layer
+            for idx in range(config.num_layers)
+            for layer in (_layer(config, idx, source, quantize, place),)
+            if place.has_layer(idx, config)
+        ),
         norm=source("model.norm.weight"),
         head=embedding if config.is_tied else source("lm_head.weight").contiguous(),
     )
 
 
 def _layer(
-    config: ModelConfig, layer_idx: int, source: TensorSource, quantize: Quantize
+    config: ModelConfig, layer_idx: int, source: TensorSource, quantize: Quantize, place: Place
 ) -> LayerWeights:
     def own(name: str) -> Tensor:
         return source(f"model.layers.{layer_idx}.{name}").contiguous()
 
-    block, *names = _feed_forward_names(config)
+    def rows(name: str) -> Tensor:
+        return place.cut(own(name), 0)
+
+    def columns(name: str) -> Tensor:
+        return place.cut(own(name), 1)
+
+    block, gate, up, down = _feed_forward_names(config)
 
     def gated(network: str) -> GatedWeights:
-        gate, up, down = (own(f"{network}.{name}.weight") for name in names)
-        return GatedWeights(quantize(torch.cat([gate, up])), quantize(down))
+        gate_up = torch.cat([rows(f"{network}.{gate}.weight"), rows(f"{network}.{up}.weight")])
+        return GatedWeights(quantize(gate_up), quantize(columns(f"{network}.{down}.weight")))
 
     qkv_bias = qk_norm = None
-    qkv = torch.cat([own(f"self_attn.{letter}_proj.weight") for letter in "qkv"])
+    qkv = torch.cat([rows(f"self_attn.{letter}_proj.weight") for letter in "qkv"])
     if config.has_qkv_bias:
-        qkv_bias = torch.cat([own(f"self_attn.{letter}_proj.bias") for letter in "qkv"])
+        qkv_bias = torch.cat([rows(f"self_attn.{letter}_proj.bias") for letter in "qkv"])
     if config.has_qk_norm:
-        query = own("self_attn.q_norm.weight").expand(config.num_heads, -1)
-        key = own("self_attn.k_norm.weight").expand(config.num_kv_heads, -1)
+        part = place.part(config)
+        query = own("self_attn.q_norm.weight").expand(part.num_heads, -1)
+        key = own("self_attn.k_norm.weight").expand(part.num_kv_heads, -1)
         qk_norm = torch.cat([query, key])
     return LayerWeights(
         attention_norm=own("input_layernorm.weight"),
         qkv=quantize(qkv),
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
-        out=quantize(own("self_attn.o_proj.weight")),
+        out=quantize(columns("self_attn.o_proj.weight")),
         ffn_norm=own("post_attention_layernorm.weight"),
         feed_forward=MixtureWeights(
             own(f"{block}.gate.weight"),

@@ -1,5 +1,8 @@
 """The worker: a process that holds the weights and the KV pool, and runs the step loop's plans.
 
+With tensor or pipeline parallelism there are several, each with its part of both; all get the same
+plans and sample the same tokens.
+
 It mirrors the admitted requests and uses the same `Runner` as an in-process engine. Its ring holds
 the step spans; the step loop's ring holds all other records. The step number in each message and
 the digest of the computed slices join the two.
@@ -9,8 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import signal
 import sys
+import threading
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -20,6 +27,8 @@ import torch
 from inferscope.engine.capacity import pool_blocks
 from inferscope.engine.devices import step_timer
 from inferscope.engine.load import describe_model, load_model
+from inferscope.engine.model import Model, outline_of
+from inferscope.engine.parallel import Place, RankGroup
 from inferscope.engine.remote import (
     AdmittedRequest,
     Done,
@@ -39,6 +48,9 @@ from inferscope.engine.weights import dtype_name
 from inferscope.errors import InferScopeError
 from inferscope.probe import Probe
 from inferscope.records import RequestIndex
+
+_LINGER_S = 5.0
+"""Seconds to finish a step and close the ring after the step loop has exited."""
 
 
 class Worker:
@@ -74,6 +86,7 @@ class Worker:
             requests=[part.request.index for part in slices],
             tokens=[part.num_tokens for part in slices],
             prefill_tokens=sum(map(self._prefill_tokens, slices)),
+            waited_ns=self._runner.waited_ns,
         )
         sampled, tokens = collect()
         index_of = {part.request.sequence_slot: place for place, part in enumerate(slices)}
@@ -130,30 +143,54 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by the pipe
     pipe = Connection(int(sys.argv[1]))
+    threading.Thread(target=_exit_after, args=(pipe.fileno(),), daemon=True).start()
     settings = msgspec.json.decode(sys.argv[2], type=WorkerSettings)
     options = settings.options
     torch.set_num_threads(options.num_threads)
+    place = Place.of(settings.rank, options)
     try:
-        model = load_model(settings.model, options)
+        model = load_model(settings.model, options, place)
         num_blocks = pool_blocks(model, options)
+        if place.num_ranks > 1:
+            group = RankGroup(place, settings.meeting)
+            model, num_blocks = replace(model, group=group), group.least(num_blocks)
     except InferScopeError as error:
         pipe.send_bytes(encode(WorkerFailure(str(error))))
         return error.exit_code
     runner = Runner.of(model, options, num_blocks=num_blocks)
     options = replace(options, num_blocks=num_blocks)  # as in the step loop's own description
-    info = describe_model(model, options, name=settings.model, num_blocks=num_blocks)
-    probe = Probe.open(info, role="worker", timer=step_timer(model.device))
+    info = describe_model(
+        outline_of(model), options, name=settings.model, num_blocks=num_blocks, place=place
+    )
+    probe = Probe.open(info, role="worker", rank=place.rank, timer=step_timer(model.device))
+    serve(pipe, model, runner, probe, num_blocks=num_blocks)
+    probe.close()
+    return 0
+
+
+def _exit_after(handle: int) -> None:
+    """Exit some time after the step loop has, even from a collective without the other ranks."""
+    hangup = select.poll()
+    hangup.register(handle, select.POLLRDHUP)
+    hangup.poll()
+    time.sleep(_LINGER_S)
+    os._exit(1)
+
+
+def serve(pipe: Connection, model: Model, runner: Runner, probe: Probe, *, num_blocks: int) -> None:
+    """Report a loaded model and run the step loop's work, until its end of the pipe is closed."""
+    outline = outline_of(model)
     ready = Ready(
-        model.config,
-        dtype_name(model.dtype),
-        str(model.device),
-        model.num_positions,
-        model.kv_token_bytes,
+        outline.config,
+        dtype_name(outline.dtype),
+        str(outline.device),
+        outline.num_positions,
+        outline.kv_token_bytes,
         num_blocks,
     )
-    pipe.send_bytes(encode(ready))
     worker = Worker(runner, probe, has_draft_model=model.draft is not None)
     with contextlib.suppress(EOFError, OSError):  # the step loop has exited
+        pipe.send_bytes(encode(ready))
         while True:
             work = decode_work(pipe.recv_bytes())
             try:
@@ -161,8 +198,6 @@ def main() -> int:
             except Exception as error:  # only the requests of the step end
                 done = WorkerFailure(f"{type(error).__name__}: {error}")
             pipe.send_bytes(encode(done))
-    probe.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -42,10 +42,11 @@ class RankTime:
         Args:
             start_ns: start on the host's clock.
             end_ns: end on the host's clock.
-            parts_ns: parts of its time, in the order of `BUSY`; they sum to it.
+            parts_ns: parts of its time, in the order of `BUSY`; they sum to it, less the time that
+                it waited for other ranks.
         """
         if start_ns < self.until_ns:
-            left_ns = end_ns - self.until_ns
+            left_ns = min(end_ns - self.until_ns, sum(parts_ns))
             if left_ns <= 0:
                 return
             parts_ns = to_whole_ns(np.array(parts_ns, dtype=np.float64), left_ns).tolist()

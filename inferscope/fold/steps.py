@@ -178,7 +178,8 @@ def rank_span(
     """Return a span on the host's clock, by device time if the device timed the step.
 
     The device cannot have begun before the launch, nor ended after its outputs were ready: this
-    bounds any error of the anchors.
+    bounds any error of the anchors. Host time excludes the wait for other ranks, wherever it lies
+    in the span.
     """
     launched_ns, ready_ns = span.launch_start_ns, span.ready_ns
     if not 0 <= launched_ns < ready_ns <= span.t_ns:
@@ -194,7 +195,8 @@ def rank_span(
             return RankSpan(
                 ring, rank, stage, start_ns, start_ns + measured_ns, measured_ns, "device"
             )
-    return RankSpan(ring, rank, stage, launched_ns, ready_ns, ready_ns - launched_ns, "host")
+    took_ns = max(1, ready_ns - launched_ns - max(0, span.waited_ns))
+    return RankSpan(ring, rank, stage, launched_ns, ready_ns, took_ns, "host")
 
 
 def execution(given: list[tuple[RankSpan, StepSpan]]) -> Execution:
@@ -210,7 +212,7 @@ def execution(given: list[tuple[RankSpan, StepSpan]]) -> Execution:
             rank.end_ns,
             took_ns,
             took_ns,
-            0,
+            rank.end_ns - rank.start_ns - took_ns,
             [took_ns],
             span.cold,
             span.dummy,

@@ -104,6 +104,18 @@ class OddStep:
 
 
 @dataclass(frozen=True)
+class RankSteps:
+    """Steps of one rank in which the request was computed."""
+
+    rank: int
+    """Rank within the replica."""
+    num_steps: int
+    """Number of its steps."""
+    busy_ns: int
+    """Time of those steps, without waits for other ranks where the engine reports these."""
+
+
+@dataclass(frozen=True)
 class LongestGap:
     """Longest gap between two tokens."""
 
@@ -201,3 +213,5 @@ class Facts:
     """Its use of the prefix cache; None before its end, or if the core does not report it."""
     prefill_legs: tuple[PrefillLeg, ...] = ()
     """Parts that other engines computed, in the order of their transfers."""
+    ranks: tuple[RankSteps, ...] = ()
+    """Ranks that computed it, the busiest first; empty with one rank."""

@@ -29,6 +29,7 @@ from inferscope.insight.facts import (
     LongestGap,
     OddStep,
     Preemption,
+    RankSteps,
     Waiting,
 )
 from inferscope.insight.overlaps import RequestOverlaps, SharedSteps, StepsWhileQueued
@@ -80,6 +81,7 @@ class RequestObserver:
         """Its own warm steps, by the cost model in force."""
         self._cold: list[OddStep] = []
         self._last_step: tuple[int, int] | None = None
+        self._ranks: dict[int, RankSteps] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -144,7 +146,14 @@ class RequestObserver:
     def on_step(self, step: FinalStep) -> None:
         """Take a final step; the first rank represents all."""
         ref, key = self._ref, (step.dp_rank, step.step)
-        if step.engine_id != ref.engine_id or key == self._last_step or self.is_complete:
+        if step.engine_id != ref.engine_id or self.is_complete:
+            return
+        if step.dp_rank == self._dp_rank and ref.request_id in step.request_ids:
+            known = self._ranks.get(step.rank, RankSteps(step.rank, 0, 0))
+            self._ranks[step.rank] = RankSteps(
+                step.rank, known.num_steps + 1, known.busy_ns + step.measured_ns
+            )
+        if key == self._last_step:
             return
         self._last_step = key
         if step.end_ns <= ref.first_ns or step.dp_rank != self._dp_rank:
@@ -230,9 +239,14 @@ class RequestObserver:
             cache=final.cache if final is not None else None,
             rejected_tokens=final.rejected.tokens if final is not None else 0,
             rejected_ns=final.rejected.ns if final is not None else 0,
+            ranks=self._busiest_ranks(),
             is_synthetic=engine.is_synthetic,
             is_counted=engine.lives.rates is not None,
         )
+
+    def _busiest_ranks(self) -> tuple[RankSteps, ...]:
+        ranks = sorted(self._ranks.values(), key=lambda each: (-each.busy_ns, each.rank))
+        return tuple(ranks) if len(ranks) > 1 else ()
 
     def _alive(self, collector: Collector) -> RequestRow | None:
         engine = collector.engines.get(self._ref.engine_id)

@@ -901,6 +901,7 @@ class Probe:
         digest: int | None = None,
         mode: str | None = None,
         padded_tokens: int | None = None,
+        waited_ns: int = 0,
     ) -> None:
         """Note what the step stopped last computed, on a rank whose slices the core records.
 
@@ -915,6 +916,8 @@ class Probe:
             digest: of the step where core and ranks have one of their own; `requests` is not read.
             mode: how the step was launched; None for what `start` was given.
             padded_tokens: that it was padded to; None for what `stop` was given.
+            waited_ns: time within the step that this rank waited for others in collectives; its
+                measured time excludes it.
         """
         life = self._life
         if not life.on:
@@ -941,10 +944,11 @@ class Probe:
                     computed = sum(memoryview(counts).cast("I"))
                     prefills = whole(prefill_tokens, 0, computed, odd)
                     signed = prefills, computed - prefills
+                waited_ns = whole_or(waited_ns, 0, 0, LARGEST_INT64, odd)
             except Exception as error:
                 life.refuse("sign", error)
                 return
-            signature = (t_ns, step, Signature(digest, signed, mode, padded_tokens))
+            signature = (t_ns, step, Signature(digest, signed, mode, padded_tokens, waited_ns))
             life.perform(t_ns, self._keep_signature, self._write_signature, signature)
         except Exception as error:
             life.caught(error)

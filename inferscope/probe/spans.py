@@ -26,12 +26,14 @@ class Signature(NamedTuple):
         tokens: prefills' and others', where the slices are recorded elsewhere.
         mode: how it was launched; None for what was given as it began.
         padded_tokens: that it was padded to; None for what was given as it ended.
+        waited_ns: time within it that this rank waited for others.
     """
 
     digest: int = 0
     tokens: tuple[int | None, int] = _NOT_TOLD
     mode: str | None = None
     padded_tokens: int | None = None
+    waited_ns: int = 0
 
 
 _UNSIGNED = Signature()
@@ -141,7 +143,7 @@ class Spans:
             real_ns = log.clock.real_ns() - (log.clock.monotonic_ns() - anchor.host_ns)
             log.write(Clock(now_ns, real_ns, anchor.device_ns, anchor.error_ns, anchor.host_ns))
         for span in spans:
-            digest, tokens, mode, padded = self._signed.pop(span.step, _UNSIGNED)
+            digest, tokens, mode, padded, waited_ns = self._signed.pop(span.step, _UNSIGNED)
             if span.step in self._endless:
                 self._endless.remove(span.step)
                 self._num_endless += 1
@@ -163,6 +165,7 @@ class Spans:
                     span.dummy,
                     False,
                     *tokens,
+                    waited_ns,
                 )
             )
         self.publish_pending()

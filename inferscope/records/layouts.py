@@ -347,6 +347,8 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
     If that process is on another host, the fold here knows nothing else of the step's phases."""
     decode_tokens: int = 0
     """Number of decode tokens on such a rank."""
+    waited_ns: int = 0
+    """Time within the span that this rank waited for others, in collectives; none of its own."""
 
 
 class Emitted(Record, frozen=True, gc=False, array_like=True):

@@ -109,10 +109,21 @@ def _decode_own(ns: int, facts: Facts) -> str:
     if not own.num_steps:
         return ""
     steps = f"{many(own.num_steps, 'step')} at {duration(ns / own.num_steps)} each"
+    if facts.row.proposed_tokens:
+        steps += f"; {_accepted(facts)}"
     if not facts.rejected_tokens:
         return steps
     rejected = many(facts.rejected_tokens, "draft token")
     return f"{steps}; {duration(facts.rejected_ns)} of its decode verified {rejected} in vain"
+
+
+def _draft(ns: int, facts: Facts) -> str:
+    return _accepted(facts) if facts.row.proposed_tokens else ""
+
+
+def _accepted(facts: Facts) -> str:
+    num, accepted = facts.row.proposed_tokens, facts.row.accepted_tokens
+    return f"{accepted} of {many(num, 'draft token')} accepted ({share(accepted / num)})"
 
 
 def _decode_co_batched(ns: int, facts: Facts) -> str:
@@ -143,6 +154,16 @@ def _slowdown(ns: int, facts: Facts) -> str:
     return (
         f"over {many(facts.num_slow, 'step')}; the worst, {_odd(worst)}"
         f" where a healthy one takes {duration(worst.healthy_ns)}"
+    )
+
+
+def _rank_wait(ns: int, facts: Facts) -> str:
+    if not facts.ranks:
+        return ""
+    slowest, fastest = facts.ranks[0], facts.ranks[-1]
+    return (
+        f"rank {slowest.rank} took {duration(slowest.busy_ns / slowest.num_steps)} a step, "
+        f"rank {fastest.rank} {duration(fastest.busy_ns / fastest.num_steps)}"
     )
 
 
@@ -208,6 +229,8 @@ _EVIDENCE: dict[str, Callable[[int, Facts], str]] = {
     "decode_own": _decode_own,
     "decode_co_batched": _decode_co_batched,
     "decode_interference": _decode_interference,
+    "draft": _draft,
+    "rank_wait": _rank_wait,
     "slowdown": _slowdown,
     "cold_start": _cold_start,
     "cpu_gap": _cpu_gap,

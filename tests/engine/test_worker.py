@@ -37,7 +37,7 @@ def remote_engine() -> Engine:
 def pid_of(engine: Engine) -> int:
     runner = engine._runner
     assert isinstance(runner, RemoteRunner)
-    return runner.pid
+    return runner.pids[0]
 
 
 def is_dead(pid: int) -> bool:
@@ -81,10 +81,10 @@ def test_worker_exits_with_its_engine(remote: Engine) -> None:
     pid = pid_of(remote)
     runner = remote._runner
     assert isinstance(runner, RemoteRunner)
-    runner._pipe.close()  # as when the engine's process is killed
+    runner._workers[0].pipe.close()  # as when the engine's process is killed
     deadline = time.monotonic() + 90
     while not is_gone(pid) and time.monotonic() < deadline:
-        runner._process.poll()
+        runner._workers[0].process.poll()
         time.sleep(0.02)
     assert is_gone(pid)
 

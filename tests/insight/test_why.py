@@ -16,7 +16,7 @@ from inferscope.attribution.blame_shares import BlameShare
 from inferscope.attribution.prompt_parts import PromptPart
 from inferscope.cost.verdict import RESIDUAL_STEPS
 from inferscope.fold.snapshots import RequestRow
-from inferscope.insight.facts import Computing, Facts, PrefillLeg, Waiting
+from inferscope.insight.facts import Computing, Facts, PrefillLeg, RankSteps, Waiting
 from inferscope.insight.request_observer import RequestObserver
 from inferscope.readers.request_index import requests_in_recording
 from inferscope.readers.source import RecordingSource
@@ -297,6 +297,24 @@ def test_rejected_drafts_are_part_of_the_evidence_of_decode() -> None:
     rejecting = replace(known, rejected_tokens=45, rejected_ns=20_000_000)
     assert sentence("decode_own", 90_000_000, rejecting).endswith(
         ": 30 steps at 3.0 ms each; 20.0 ms of its decode verified 45 draft tokens in vain"
+    )
+
+
+def test_acceptance_is_part_of_the_evidence_of_drafts_and_of_decode() -> None:
+    known = made({"draft": 9_000_000, "decode_own": 90_000_000}, 0, is_over=True, joined_late=False)
+    row = replace(known.row, proposed_tokens=40, accepted_tokens=10)
+    known = replace(known, row=row, decode=Computing(num_steps=30))
+    assert sentence("draft", 9_000_000, known).endswith(": 10 of 40 draft tokens accepted (25.0%)")
+    assert sentence("decode_own", 90_000_000, known).endswith(
+        ": 30 steps at 3.0 ms each; 10 of 40 draft tokens accepted (25.0%)"
+    )
+
+
+def test_wait_for_a_rank_names_the_rank() -> None:
+    known = made({"rank_wait": 90_000_000}, 0, is_over=True, joined_late=False)
+    ranks = (RankSteps(1, 30, 360_000_000), RankSteps(0, 30, 270_000_000))
+    assert sentence("rank_wait", 90_000_000, replace(known, ranks=ranks)).endswith(
+        ": rank 1 took 12.0 ms a step, rank 0 9.0 ms"
     )
 
 

@@ -162,6 +162,9 @@ def test_the_detail_fills_exactly_its_size(size: tuple[int, int]) -> None:
 
 
 SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs", ("slowdown",))
+RANK = RunFinding(
+    "slow_rank", "medium", "Rank 1 is slow, and the others wait for it", ("rank_wait",)
+)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +191,10 @@ SLOW = RunFinding("slow_steps", "medium", "Steps are slow: others use its CPUs",
         (
             {"ledger_ns": {"slowdown": 50 * MS, "decode_own": 50 * MS}, "findings": (SLOW,)},
             "50.0% of latency is slowdown: Steps are slow: others use its CPUs.",
+        ),
+        (
+            {"ledger_ns": {"rank_wait": 50 * MS, "decode_own": 50 * MS}, "findings": (RANK,)},
+            "50.0% of latency is rank_wait: Rank 1 is slow, and the others wait for it.",
         ),
         ({"findings": (replace(SLOW, severity="low"), SLOW)}, "Over the whole run: Steps are slow"),
         ({"findings": (replace(SLOW, severity="low"),)}, ""),

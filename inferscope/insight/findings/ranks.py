@@ -18,7 +18,8 @@ def slow_rank(run: RunSummary) -> Finding | None:
     """Find the rank that takes longest over the same steps, if it stands out.
 
     None if ranks wait for each other within the measured time: then all take as long as the
-    slowest. Pipeline stages are not compared, because their work differs.
+    slowest. Spans exclude such waits where the engine reports them. Pipeline stages are not
+    compared, because their work differs.
     """
     tensor_ranks = 1 if run.info is None else max(1, run.info.sizes[0])
     groups: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)

@@ -78,7 +78,10 @@ def _latency(view: EngineView) -> str:
     spent = view.ledger_ns
     unwanted = {
         "interference": spent.get("decode_interference", 0) + spent.get("prefill_interference", 0),
-        **{cause: spent.get(cause, 0) for cause in ("queue", "cpu_gap", "slowdown", "cold_start")},
+        **{
+            cause: spent.get(cause, 0)
+            for cause in ("queue", "cpu_gap", "rank_wait", "slowdown", "cold_start")
+        },
     }
     cause, cause_ns = max(unwanted.items(), key=lambda item: item[1])
     part = cause_ns / whole_ns
