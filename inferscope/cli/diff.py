@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from pathlib import Path
 
 from inferscope.cli.arg_types import level
 from inferscope.cli.folding import fold_all
-from inferscope.errors import NotFound
+from inferscope.cli.output_file import output_file
+from inferscope.cli.targets import path_of
+from inferscope.errors import BadInput, NotFound
 from inferscope.fold import Collector, FinalRequest, FinalStep, model_of
 from inferscope.insight.compare import (
     Columns,
@@ -29,7 +32,8 @@ from inferscope.insight.compare import (
 )
 from inferscope.insight.findings import EngineFindings, RunSummarizer, findings
 from inferscope.json_document import json_line
-from inferscope.text import DiffEngine, DiffSide, diff_document, diff_page
+from inferscope.readers import open_source
+from inferscope.text import DiffDocument, DiffEngine, DiffSide, diff_document, diff_page
 
 _WIDTH = 110
 _PATIENCE_S = 600.0
@@ -60,24 +64,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=0, help="random seed of the resamples (default: %(default)s)"
     )
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="HTML file to write as well (default: none)"
+    )
+    output.add_argument("--force", action="store_true", help="overwrite an existing file")
     output.add_argument("--json", action="store_true", help="print the comparison as JSON")
     output.add_argument("--ascii", action="store_true", help="write plain characters")
     parser.epilog = """examples:
   inferscope diff before.isr after.isr
   inferscope diff baseline.isr new.isr --fail-on 'ttft_mean>+10%' --fail-on 'failed>+1%'
+  inferscope diff before.isr after.isr -o diff.html
   inferscope diff a.isr b.isr --json | jq '.comparison.rows[] | select(.verdict == "higher").name'
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare the recordings."""
+    if options.out is not None and options.out.is_file() and not options.force:
+        raise BadInput(
+            f"--out {options.out} exists. Overwrite it with --force, or choose another path."
+        )
     limits = [parse_limit(text) for text in options.fail_on]
+    for target in (options.a, options.b):  # before the first, which may take minutes, is read
+        if (path := path_of(target)) is not None:
+            open_source(path).close()
     (a, columns_a, findings_a), (b, columns_b, findings_b) = map(_side, (options.a, options.b))
     comparison = compare_recordings(
         columns_a, columns_b, level=options.level, seed=options.seed, change_limits=limits
     )
     changes = finding_changes(findings_a, findings_b, comparison.rows)
     document = diff_document(a, b, comparison, changes)
+    if options.out is not None:
+        _write_page(options.out, document, force=options.force)
     if options.json:
         sys.stdout.write(json_line(document))
     else:
@@ -87,6 +105,14 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write("inferscope: the workloads differ too much; no limit was checked.\n")
         return _NOT_COMPARED
     return _FAILED if any(each.outcome == "failed" for each in comparison.outcomes) else 0
+
+
+def _write_page(path: Path, document: DiffDocument, *, force: bool) -> None:
+    from inferscope.report import diff_report, render  # needs the extra `report`
+
+    with output_file(path, force=force) as out:
+        out.write(render(diff_report(document)).encode())
+    sys.stderr.write(f"wrote {path}\n")
 
 
 class _Sink:

@@ -15,6 +15,7 @@ from inferscope.report.blocks import (
     Section,
     Table,
 )
+from inferscope.report.diff import diff_report
 from inferscope.report.page import Page, render
 from inferscope.report.plots import draw
 
@@ -30,6 +31,7 @@ __all__ = [
     "Prose",
     "Section",
     "Table",
+    "diff_report",
     "draw",
     "render",
 ]

@@ -19,13 +19,25 @@ if TYPE_CHECKING:
         order_rows,
         row_line,
     )
-    from inferscope.text.comparison import ComparisonDocument, comparison_page, verdict_sentence
+    from inferscope.text.comparison import (
+        GROUPS,
+        ComparisonDocument,
+        comparison_page,
+        label,
+        number,
+        verdict_sentence,
+    )
     from inferscope.text.diff import (
         DiffDocument,
         DiffEngine,
         DiffSide,
         diff_document,
+        diff_engines,
+        diff_method,
         diff_page,
+        explanation_sentence,
+        finding_sentence,
+        outcome_sentence,
     )
     from inferscope.text.evidence import many
     from inferscope.text.explanation import why
@@ -58,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BAD_FINISHES",
     "CAUSE_MEANINGS",
+    "GROUPS",
     "REFRESH_RATES_HZ",
     "STATE_MARKS",
     "SYNTHETIC",
@@ -83,7 +96,11 @@ __all__ = [
     "columns_for",
     "comparison_page",
     "diff_document",
+    "diff_engines",
+    "diff_method",
     "diff_page",
+    "explanation_sentence",
+    "finding_sentence",
     "findings_brief",
     "findings_json",
     "findings_text",
@@ -94,10 +111,13 @@ __all__ = [
     "heading_line",
     "join_json",
     "join_text",
+    "label",
     "many",
     "more_or_less",
+    "number",
     "once_text",
     "order_rows",
+    "outcome_sentence",
     "provenance_sentence",
     "report_json",
     "report_lines",
@@ -117,8 +137,26 @@ __getattr__ = lazy_names(
     {
         "cache": ["CacheDocument", "cache_json", "cache_lines"],
         "columns": ["Column", "column_at", "columns_for", "heading_line", "order_rows", "row_line"],
-        "comparison": ["ComparisonDocument", "comparison_page", "verdict_sentence"],
-        "diff": ["DiffDocument", "DiffEngine", "DiffSide", "diff_document", "diff_page"],
+        "comparison": [
+            "ComparisonDocument",
+            "GROUPS",
+            "comparison_page",
+            "label",
+            "number",
+            "verdict_sentence",
+        ],
+        "diff": [
+            "DiffDocument",
+            "DiffEngine",
+            "DiffSide",
+            "diff_document",
+            "diff_engines",
+            "diff_method",
+            "diff_page",
+            "explanation_sentence",
+            "finding_sentence",
+            "outcome_sentence",
+        ],
         "explanation": ["why"],
         "evidence": ["many"],
         "findings": [

@@ -19,13 +19,18 @@ from inferscope.text.plots import (
 )
 
 _NAME, _NUMBER, _INTERVAL = 24, 11, 22
-_GROUPS = {
+_FEW_NS = 9.995e6
+"""Time below which milliseconds have two decimals."""
+GROUPS = {
     "workload": "workload",
     "latency": "latency, ms",
     "load": "load",
     "phase": "device time per request, ms",
     "ledger": "ledger: time per request from arrival to delivery, by cause, ms",
+    "ttft_ledger": "ledger of TTFT: time per request, by cause, ms",
+    "tbt_ledger": "ledger of TBT: time per gap between tokens, by cause, ms",
 }
+"""Titles of the groups of rows, in the order of a page."""
 _UNITS = {"ns": " ms", "requests/s": " per s", "tok/s": " per s", "tokens": "", "share": ""}
 _LABELS = {
     **{f"{metric}_{of}": f"{metric.upper()} {of}"
@@ -103,7 +108,7 @@ def comparison_page(document: ComparisonDocument, *, width: int, ascii: bool) ->
 def tables(rows: Sequence[Difference]) -> list[str]:
     """Return the lines of a table for each group of rows, with an empty line before it."""
     lines = []
-    for group, title in _GROUPS.items():
+    for group, title in GROUPS.items():
         of_group = [row for row in rows if row.group == group]
         if of_group:
             lines += ["", _line(title, ("A", "B", "B - A", ""), "interval", "")]
@@ -151,7 +156,7 @@ def _line(name: str, numbers: Sequence[str], interval: str, verdict: str) -> str
 def number(value: float, unit: str) -> str:
     """Return a value of a row, without its unit."""
     if unit == "ns":
-        return milliseconds(value)
+        return f"{value / 1e6:.2f}" if abs(value) < _FEW_NS else milliseconds(value)
     return share(value) if unit == "share" else per_second(value)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 import msgspec
 
 from inferscope.insight.compare import (
+    Explanation,
     FindingChange,
     LimitOutcome,
     RecordingComparison,
@@ -95,22 +95,19 @@ def diff_document(
 def diff_page(document: DiffDocument, *, width: int, ascii: bool) -> str:
     """Return a comparison as a page of text, the verdict at its end."""
     comparison = document.comparison
-    paragraphs = [
-        *(f"Note: {note}" for note in document.notes),
-        *_method(comparison),
-    ]
+    paragraphs = [*(f"Note: {note}" for note in document.notes), diff_method(comparison)]
     ledgers = {"ttft_ledger", "tbt_ledger"}
     lines = [
         f"{letter}  {plain(_side(side))}" for letter, side in (("A", document.a), ("B", document.b))
     ]
     lines += [*tables([row for row in comparison.rows if row.group not in ledgers]), ""]
     if document.findings:
-        lines += [*map(_finding, document.findings), ""]
+        lines += [*map(finding_sentence, document.findings), ""]
     for paragraph in paragraphs:
         lines += textwrap.wrap(plain(paragraph), width, break_on_hyphens=False)
     lines += ["", *_wrapped(f"Verdict: {document.verdict}", width)]
     for explanation in comparison.explanations:
-        lines += _wrapped(_explained(explanation.headline, explanation.causes, comparison), width)
+        lines += _wrapped(explanation_sentence(explanation, comparison), width)
     for outcome in comparison.outcomes:
         lines += _wrapped(outcome_sentence(outcome), width)
     text = "\n".join(line.rstrip() for line in lines) + "\n"
@@ -127,15 +124,19 @@ def outcome_sentence(outcome: LimitOutcome) -> str:
     )
 
 
-def _side(side: DiffSide) -> str:
-    engines = ", ".join(
+def diff_engines(side: DiffSide) -> str:
+    """Return the engines of a side, equal ones once."""
+    return ", ".join(
         dict.fromkeys(
             " ".join(filter(None, (each.engine, each.version, each.model))) for each in side.engines
         )
     )
+
+
+def _side(side: DiffSide) -> str:
     failed = f", {side.num_failed} failed" if side.num_failed else ""
     return (
-        f"{side.name}: {engines}; {many(side.num_requests, 'request')}{failed} over "
+        f"{side.name}: {diff_engines(side)}; {many(side.num_requests, 'request')}{failed} over "
         f"{seconds(side.span_ns)} s"
     )
 
@@ -166,7 +167,8 @@ def _notes(a: DiffSide, b: DiffSide, comparison: RecordingComparison) -> list[st
     return notes
 
 
-def _method(comparison: RecordingComparison) -> list[str]:
+def diff_method(comparison: RecordingComparison) -> str:
+    """Return how the rows were made, in sentences."""
     if comparison.num_paired:
         matched = (
             f"Both recordings have the same {comparison.num_paired} requests by name, and each is "
@@ -190,7 +192,7 @@ def _method(comparison: RecordingComparison) -> list[str]:
         names = listed(comparison.too_few)
         sentences.append(f"Too few values on a side for {names}: record longer.")
     sentences.append(f"Goodput: {within(comparison.limits)}, twice the medians of both sides.")
-    return [" ".join(sentences)]
+    return " ".join(sentences)
 
 
 def _verdict(a: DiffSide, b: DiffSide, comparison: RecordingComparison) -> str:
@@ -203,20 +205,22 @@ def _verdict(a: DiffSide, b: DiffSide, comparison: RecordingComparison) -> str:
     )
 
 
-def _explained(headline: str, causes: Sequence[str], comparison: RecordingComparison) -> str:
+def explanation_sentence(explanation: Explanation, comparison: RecordingComparison) -> str:
+    """Return the causes of a headline in a sentence."""
     by_name = {row.name: row for row in comparison.rows}
-    name = label(by_name[headline])
-    if not causes:
+    name = label(by_name[explanation.headline])
+    if not explanation.causes:
         return f"{name}: no ledger row differs by itself."
     parts = [
         f"{cause.rpartition('.')[2]} ({measured(by_name[cause].difference, 'ns')})"
-        for cause in causes
+        for cause in explanation.causes
     ]
-    unit = "per gap between tokens" if headline.startswith("tbt") else "per request"
+    unit = "per gap between tokens" if explanation.headline.startswith("tbt") else "per request"
     return f"{name}: the ledger's rows that differ with it, {unit}: {listed(parts)}."
 
 
-def _finding(finding: FindingChange) -> str:
+def finding_sentence(finding: FindingChange) -> str:
+    """Return a finding of either side in a sentence."""
     a, b = finding.a_lost_share, finding.b_lost_share
     word = "new in B" if a is None else "gone in B" if b is None else "in both"
     sides = " to ".join(UNKNOWN if each is None else share(each) for each in (a, b))

@@ -15,6 +15,7 @@ from inferscope.insight.compare.intervals import fewest_pairs, paired_interval
 from inferscope.insight.compare.measures import Limits
 from inferscope.insight.compare.recordings import (
     RECORDING_HEADLINES,
+    Explanation,
     RecordingComparison,
     check_enough,
     compare_recordings,
@@ -29,6 +30,7 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "Difference",
+    "Explanation",
     "FindingChange",
     "LimitOutcome",
     "Limits",

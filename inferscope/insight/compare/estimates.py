@@ -11,6 +11,7 @@ or, of many values, some of them: more and more densely towards the largest, sin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,8 +62,21 @@ def estimates(measure: Measure, of: Columns, resamples: Resamples) -> Floats:
     if measure.metric is not None:
         return resamples.histogram(measure.metric, of).percentiles(measure.percent / 100)
     assert measure.total is not None
+    return _ratio(measure.total, measure, of, resamples)
+
+
+def split_value(measure: Measure, of: Columns, resamples: Resamples) -> float:
+    """Return the time that the cost model divided into a measure and others; 0 for others."""
+    if measure.split is None:
+        return 0.0
+    return _ratio(measure.split, measure, of, resamples).item(0)
+
+
+def _ratio(
+    numerator: Callable[[Columns], Floats], measure: Measure, of: Columns, resamples: Resamples
+) -> Floats:
     weights = resamples.matched if measure.is_matched else resamples.drawn
-    total = weights @ _sums(measure.total(of), resamples.group, weights.shape[1])
+    total = weights @ _sums(numerator(of), resamples.group, weights.shape[1])
     if measure.per is None:
         below = resamples.span_ns / 1e9
     else:

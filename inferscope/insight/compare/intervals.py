@@ -81,9 +81,11 @@ class Draws(NamedTuple):
 
     value: float
     resampled: Floats
-    """[resamples]; NaN where the value is unknown."""
+    """[resamples], half of them with blocks of twice the length; NaN where it is unknown."""
     num_blocks: int
-    """Number of blocks of a resample."""
+    """Number of blocks of a resample of the first half."""
+    model_error: float = 0.0
+    """Standard error that no resample shows, since it is the same for the whole recording."""
 
     def error(self) -> float:
         """Return the standard error of the value."""
@@ -107,13 +109,16 @@ def recording_interval(a: Draws, b: Draws, *, level: float, is_paired: bool) -> 
         error = sqrt(square_a + square_b)
         spread = square_a**2 / (a.num_blocks - 1) + square_b**2 / (b.num_blocks - 1)
         freedom = error**4 / spread if spread else 1.0
+    error = sqrt(error**2 + a.model_error**2 + b.model_error**2)
     half = student_t(level, freedom) * error
     return difference - half, difference + half
 
 
 def _error(resampled: Floats, num_blocks: int) -> float:
-    # Of so few blocks, the spread of resamples is too small by this factor.
-    return float(np.nanstd(resampled)) * sqrt(num_blocks / (num_blocks - 1))
+    short, long = (float(np.nanvar(half)) for half in resampled.reshape(2, -1))
+    num_long = round(num_blocks / 2)
+    # Of so few blocks, the spread of resamples is too small by these factors.
+    return sqrt(max(short * num_blocks / (num_blocks - 1), long * num_long / max(num_long - 1, 1)))
 
 
 def student_t(level: float, freedom: float) -> float:

@@ -24,6 +24,11 @@ PERCENTS = (50, 90, 95, 99)
 """Percentiles of every latency that can be asked for."""
 _OF_RUNS = ("ttft_p50", "ttft_p90", "tbt_p50", "tbt_p99", "e2e_p50", "e2e_p90")
 _OF_RECORDINGS = ("ttft_mean", *_OF_RUNS[:4], "tpot_mean", "e2e_mean", *_OF_RUNS[4:])
+_SPLIT = (
+    *("prefill_own", "prefill_co_batched", "prefill_interference"),
+    *("decode_own", "decode_co_batched", "decode_interference", "slowdown"),
+)
+"""Causes into which a cost model divides the time in steps."""
 _CAUSE_IDX = {cause: idx for idx, cause in enumerate(CAUSES)}
 
 
@@ -48,6 +53,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         total: [requests] of the numerator of any other measure.
         per: [requests] of its denominator; None for seconds.
         is_matched: whether the requests of a side are weighted to a common workload first.
+        split: [requests], time that a cost model divided into the numerator and other causes; None
+            if it is measured as it is.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     total: Callable[[Columns], Floats] | None = None
     per: Callable[[Columns], Floats] | None = None
     is_matched: bool = True
+    split: Callable[[Columns], Floats] | None = None
 
 
 def common_limits(*sides: Columns) -> Limits:
@@ -187,6 +195,10 @@ def _ledger(metric: Metric, group: Group) -> list[Measure]:
 
 def _per_request(name: str, group: Group, total: Callable[[Columns], Floats]) -> Measure:
     return Measure(name=name, unit="ns", group=group, total=total, per=lambda of: of.is_complete)
+
+
+def _split(metric: Metric) -> Callable[[Columns], Floats]:
+    return lambda of: of.ledgers_ns[metric][:, [_CAUSE_IDX[cause] for cause in _SPLIT]].sum(axis=1)
 
 
 def _booked(metric: Metric, cause: str) -> Callable[[Columns], Floats]:
