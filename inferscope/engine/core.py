@@ -267,6 +267,7 @@ class Engine:
             blocks_used=self.pool.num_used,
             blocks_cached=self.pool.num_cached,
             blocks_total=self.pool.num_blocks,
+            block_tokens=self.pool.block_tokens,
         )
 
     @property

@@ -21,6 +21,7 @@ class EngineStats(msgspec.Struct, array_like=True):
         steps: number of steps, failed ones included.
         failed_steps: number of steps that raised; their requests ended with an error.
         blocks_cached: published KV blocks that no request holds.
+        block_tokens: tokens of a KV block.
     """
 
     finished: dict[str, int] = msgspec.field(
@@ -37,3 +38,4 @@ class EngineStats(msgspec.Struct, array_like=True):
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_total: int = 0
+    block_tokens: int = 0

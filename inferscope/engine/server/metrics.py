@@ -17,6 +17,7 @@ def page(stats: EngineStats, *, model_name: str) -> str:
     """Return the metrics page as text."""
     usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     info = _labels({"model_name": model_name, "version": __version__})
+    cache = {"block_size": str(stats.block_tokens), "num_gpu_blocks": str(stats.blocks_total)}
     families: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (
         ("info", "gauge", "The model and the version of the server; always 1.", {info: 1}),
         ("requests_running", "gauge", "Requests that hold KV blocks.", {"": stats.running}),
@@ -24,6 +25,8 @@ def page(stats: EngineStats, *, model_name: str) -> str:
         ("kv_cache_usage_ratio", "gauge", "Share of the KV blocks that requests hold.",
          {"": usage}),
         ("kv_blocks", "gauge", "KV blocks of the pool.", {"": stats.blocks_total}),
+        ("cache_config_info", "gauge", "Size of the KV pool, for gateways; always 1.",
+         {_labels(cache): 1}),
         ("kv_blocks_cached", "gauge", "KV blocks that only the prefix cache holds.",
          {"": stats.blocks_cached}),
         ("requests_total", "counter", "Requests that ended, by reason.",

@@ -95,6 +95,7 @@ def test_block_size_length_and_prefix_cache_are_those_of_the_options(plain: Serv
         assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     shown = numbers(plain)
     assert shown["kv_blocks"] == 16
+    assert shown["cache_config_info,8,16"] == 1
     assert shown["prompt_tokens_total"] == 80
     assert shown["prompt_tokens_cached_total"] == shown["kv_blocks_cached"] == 0
 
