@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if not reports:
         raise NotFound(
             f"{source.title} holds no finished request with a record of the prefix cache. Record an"
-            " engine that reports it, with INFERSCOPE_CACHE unset or tokens."
+            " engine that reports it, with INFERSCOPE_PREFIX_CACHE unset or tokens."
         )
     if options.json:
         sys.stdout.write(cache_json(reports, options.by))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from itertools import islice
 from typing import NamedTuple
@@ -217,7 +217,7 @@ class CacheAccounts:
             twin=copy(facts.twin) if lookup.pending else None,
             off_reason=lookup.off_reason,
             difference=_difference(facts, declared, num_tokens),
-            below_block_tokens=_below_block(spans, lookup),
+            below_block_tokens=_below_block(lookup, likeness, block_tokens),
             block_tokens=block_tokens,
         )
         self._add(use)
@@ -302,10 +302,10 @@ def _difference(
     )
 
 
-def _below_block(spans: Sequence[tuple[str, int]], lookup: CacheLookup) -> int:
+def _below_block(lookup: CacheLookup, likeness: PromptLikeness | None, block_tokens: int) -> int:
     """Return the tokens that are equal to an earlier prompt's and do not fill a block."""
-    rounding, start = 0, 0
-    for name, end in spans:
-        rounding += end - start if name == "rounding" else 0
-        start = end
-    return max(0, rounding - lookup.rounding)
+    if likeness is None or not block_tokens:
+        return 0
+    explained = lookup.hit + lookup.off + lookup.cleared + lookup.evicted + lookup.pending
+    equal = likeness.diverged_at
+    return max(0, equal - max(explained, equal // block_tokens * block_tokens))

@@ -23,6 +23,7 @@ from inferscope.text.labels import SYNTHETIC
 from inferscope.text.plots import (
     UNKNOWN,
     closed,
+    duration,
     fit_name,
     milliseconds,
     offset_bar,
@@ -324,7 +325,7 @@ def _caveats(report: CacheReport) -> Iterator[str]:
         yield SYNTHETIC
     if use.queue_evicted_ns:
         yield (
-            f"Requests queued {milliseconds(use.queue_evicted_ns)} ms in all while evicted tokens"
+            f"Requests queued {duration(use.queue_evicted_ns)} in all while evicted tokens"
             " were recomputed."
         )
     yield _PRICES

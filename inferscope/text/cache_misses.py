@@ -8,6 +8,8 @@ from inferscope.fold import CacheUse, RequestName
 from inferscope.records import CACHE_CLASS_BY_NAME
 from inferscope.text.plots import duration
 
+_WORTH_A_BLOCK = 0.1
+"""Minimum share of a prompt that is shared and fills no block, to be worth a sentence."""
 _DIFFERENCES = {"salt": "salt", "lora": "LoRA adapter", "multimodal": "multimodal input"}
 
 
@@ -56,7 +58,8 @@ def _pending(num: int, use: CacheUse) -> str:
 
 def _rounding(num: int, use: CacheUse) -> str:
     shared = use.below_block_tokens
-    if not shared or not use.block_tokens or use.tokens.get("hit"):
+    has_whole_block = use.difference is None or use.difference.diverged_at >= use.block_tokens
+    if has_whole_block or shared < _WORTH_A_BLOCK * use.prompt_tokens:
         return ""
     return f"{_tokens(shared)} {_are(shared)} shared, but a block here is {use.block_tokens:,}."
 

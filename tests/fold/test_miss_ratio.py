@@ -112,16 +112,17 @@ def test_no_more_blocks_are_kept_than_the_longest_curve_needs() -> None:
 
 def test_curve_meets_the_hits_that_the_engine_reports_at_its_own_size() -> None:
     draw = random.Random(3)
-    ratio = MissRatio(256)
-    for _ in range(400):
-        conversation = int(draw.expovariate(1 / 30))
-        digests = [digest(conversation, block) for block in range(20)]
-        ratio.prompt(
-            321, [each for each in digests if each < 2**60], num_blocks=20, block_tokens=16,
-            rate=1 / 16, tenant="a", hit_tokens=240, pending_tokens=16,
+    prompts = [(int(draw.expovariate(1 / 30)), 20, "a") for _ in range(400)]
+    (hits,) = fold(prompts, pool_blocks=256).modelled_hit_tokens([1.0], None)
+    sampled = MissRatio(256)
+    for conversation, num, _ in prompts:
+        digests = [digest(conversation, block) for block in range(num)]
+        sampled.prompt(
+            321, [each for each in digests if each < 2**60], num_blocks=num, block_tokens=16,
+            rate=1 / 16, tenant="a", hit_tokens=round(hits / 400) - 16, pending_tokens=16,
         )  # fmt: skip
-    found = curve([ratio], peak_blocks=0)
+    found = curve([sampled], peak_blocks=0)
     assert found is not None
     half, now, twice, _ = (point.hit_share or 0.0 for point in found.points)
-    assert now == pytest.approx(240 / 321)
+    assert now == pytest.approx((round(hits / 400) - 16) / 321)
     assert half <= now <= twice <= 1 - 16 / 321

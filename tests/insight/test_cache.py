@@ -32,7 +32,7 @@ class Prompt:
     tokens: dict[str, int]
     difference: PromptDifference | None = None
     more: dict[str, object] = field(default_factory=dict)
-    attributes: dict[str, str] = field(default_factory=dict)
+    block_tokens: int = 16
 
     @property
     def use(self) -> CacheUse:
@@ -43,7 +43,7 @@ class Prompt:
         return CacheUse(
             segments,
             difference=self.difference,
-            block_tokens=16,
+            block_tokens=self.block_tokens,
             **self.more,  # type: ignore[arg-type]
         )
 
@@ -54,7 +54,7 @@ class Prompt:
         took_ns = (num - self.tokens.get("hit", 0)) * MS
         ledger = {"prefill_own": took_ns}
         return FinalRequest(
-            "e", "r", None, "", self.attributes, num, self.tokens.get("hit", 0), 1, 0, 0, 0,
+            "e", "r", None, "", {}, num, self.tokens.get("hit", 0), 1, 0, 0, 0,
             took_ns, took_ns, took_ns, "http", "http", "stop", False, 0, ledger, ledger,
             array("q", [took_ns]), (1,), took_ns, 0, None, None, True, "", "host", cache=self.use,
         )  # fmt: skip
@@ -75,7 +75,10 @@ PROMPTS = {
         more={"evictor": EARLIER, "at_ns": 50 * MS, "evicted_ns": 9 * MS},
     ),
     "prefix_below_block": Prompt(
-        {"rounding": 250, "new": 60}, differs(240, None), more={"below_block_tokens": 240}
+        {"rounding": 250, "new": 60},
+        differs(240, None),
+        more={"below_block_tokens": 240},
+        block_tokens=784,
     ),
     "namespace_splits": Prompt({"namespace": 512, "new": 88}, differs(520, None, apart=("salt",))),
     "duplicates_in_flight": Prompt({"pending": 512, "new": 88}, more={"twin": EARLIER}),
@@ -146,7 +149,7 @@ SENTENCES = {
     "cache_too_small": "1,536 tokens were cached and evicted 41.0 ms before, for request chat-1"
     " (tenant `batch`). 1.5 s of GPU time, 1.5 s of TTFT. Give the KV cache more memory, or send"
     " the requests of one conversation to one replica.",
-    "prefix_below_block": "240 tokens are shared, but a block here is 16. Use smaller KV blocks.",
+    "prefix_below_block": "240 tokens are shared, but a block here is 784. Use smaller KV blocks.",
     "namespace_splits": "512 tokens are the same as those of request chat-1 (tenant `batch`), which"
     " has another salt. 512.0 ms of GPU time, 512.0 ms of TTFT. Share one salt among requests that"
     " may see each other's timing.",

@@ -86,7 +86,7 @@ def cache_too_small(run: RunSummary) -> Finding | None:
 def prefix_below_block(run: RunSummary) -> Finding | None:
     """Find whether shared prefixes are too short to fill a KV block."""
     cache, tokens = run.cache, run.cache.below_block_tokens
-    ttft_ns = _ttft_ns(run, "rounding") * tokens / max(1, _tokens(run, "rounding"))
+    ttft_ns = _ttft_ns(run, "rounding") * min(1.0, tokens / max(1, _tokens(run, "rounding")))
     found = _if_it_matters(run, tokens, ttft_ns)
     if found is None or not cache.block_tokens:
         return None
@@ -223,7 +223,7 @@ def _finding(
     if actual_ns and cache:
         counterfactual = Counterfactual(
             f"With these tokens cached, the mean TTFT would be {duration(without_ns)} instead of"
-            f" {duration(actual_ns)}, with the queue unchanged.",
+            f" {duration(actual_ns)}.",
             "ttft_mean",
             round(actual_ns),
             round(without_ns),
