@@ -24,6 +24,7 @@ from inferscope.fold.slo_sink import Judging
 from inferscope.fold.snapshots import (
     BIN_EDGES_NS,
     BudgetView,
+    CacheView,
     CollectorInfo,
     CountersView,
     DeviceCounters,
@@ -59,6 +60,7 @@ __all__ = [
     "BudgetView",
     "CacheAccounts",
     "CacheUse",
+    "CacheView",
     "Collector",
     "CollectorInfo",
     "CountersView",

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from inferscope.fold.snapshots import EngineView
+from inferscope.fold.miss_ratio import Curve, CurvePoint
+from inferscope.fold.snapshots import CacheView, EngineView
 from inferscope.records import EngineInfo, StepPlan
 from inferscope.text.bodies import engine_body
 from inferscope.text.lines import text_of, width_of
@@ -82,6 +83,17 @@ def test_drafts_are_summed_over_the_window_and_ranked_by_request() -> None:
     accepted, proposed = sum(series.accepted_tokens), sum(series.proposed_tokens)
     assert f"{100 * accepted / proposed:.1f}% of {proposed} proposed accepted" in text
     assert "of 3 listed requests: 20.0% worst, 50.0% median, 90.0% best" in text
+
+
+def test_misses_of_the_cache_show_the_largest_classes_and_what_more_memory_gives() -> None:
+    points = (CurvePoint(1.0, 100, 0.25), CurvePoint(2.0, 200, 0.5), CurvePoint(4.0, 400, None))
+    tokens = {"hit": 25, "evicted": 45, "rounding": 1, "changed": 9, "new": 20}
+    view = CacheView(tokens, dict.fromkeys(tokens, 0), Curve(points, 100, 50, 1.0, 90))
+    text = "\n".join(text_of(line) for line in reuse(replace(engine_view(), cache=view), 120, 9))
+    assert "misses     evicted 45.0%, new 20.0%, changed 9.0%; hits with KV 2× 50.0%" in text
+    assert "4×" not in text, "a withheld size is not shown"
+    without = "\n".join(text_of(line) for line in reuse(engine_view(), 120, 9))
+    assert "misses" not in without
 
 
 def test_what_is_not_recorded_is_unknown_and_not_zero() -> None:

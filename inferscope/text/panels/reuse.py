@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from inferscope.fold import EngineView, KvTransfer
+from inferscope.fold import CacheView, EngineView, KvTransfer
 from inferscope.text.lines import Line, Role, frame
 from inferscope.text.plots import UNKNOWN, count, duration, fit, plain, share, sparkline
 
 _HEAD = 11
 _NUMBERS = 42
 _BASE = "base model"
+_MOST_CLASSES = 3
 
 
 def reuse(view: EngineView, width: int, height: int) -> list[Line]:
@@ -27,6 +28,7 @@ def reuse(view: EngineView, width: int, height: int) -> list[Line]:
             chart,
             top=1.0,
         ),
+        *_misses(view.cache),
         _row(
             "preempted",
             [float(num) for num in series.preempted],
@@ -65,6 +67,24 @@ def _row(
 
 def _labelled(name: str, text: str) -> Line:
     return ((fit(name, _HEAD), "dim"), (text, "body" if text != UNKNOWN else "dim"))
+
+
+def _misses(cache: CacheView | None) -> list[Line]:
+    """Return why prompt tokens were not in the cache, the most first, and larger caches' hits."""
+    if cache is None:
+        return []
+    whole = sum(cache.tokens.values())
+    missed = sorted(
+        ((num, name) for name, num in cache.tokens.items() if name != "hit"), reverse=True
+    )
+    text = ", ".join(f"{name} {share(num / whole)}" for num, name in missed[:_MOST_CLASSES])
+    points = () if cache.curve is None else cache.curve.points
+    hits = [
+        f"{point.size:g}× {share(point.hit_share)}"
+        for point in points
+        if point.size > 1 and point.hit_share is not None
+    ]
+    return [_labelled("misses", f"{text}; hits with KV {', '.join(hits)}" if hits else text)]
 
 
 def _drafts(view: EngineView, chart: int) -> list[Line]:
