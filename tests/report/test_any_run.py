@@ -8,6 +8,7 @@ import pytest
 
 from inferscope.records import EngineInfo
 from tests.fold.scripts import Ring, Script
+from tests.fold.test_cache_records import admit
 from tests.report.html import Parsed
 from tests.report.recorded import report, write
 from tests.report.test_page import ALLOWED, HOSTILE
@@ -100,6 +101,28 @@ def test_names_from_a_recording_are_never_markup(tmp_path: Path) -> None:
     joined = "\n".join(page.texts)
     for text in HOSTILE:
         assert text in joined
+
+
+def test_prompt_tokens_are_divided_by_their_fate_in_the_cache(tmp_path: Path) -> None:
+    script = Script()
+    core = script.ring()
+    first = admit(core, "a", at_ms=1, unmatched=8)
+    core.step(0, [(first, 8, 0)], start_ms=2, end_ms=10)
+    script.at(11)
+    core.finished(first)
+    second = admit(core, "b", at_ms=12, hit=2, evicted=4, rounding=2, evictor=first)
+    core.step(1, [(second, 6, 2)], start_ms=13, end_ms=19)
+    script.at(20)
+    core.finished(second)
+    page = report(write(script, tmp_path / "run.isr"))
+    found = page.of("prefix-cache")
+    assert (found["prompt_tokens"], found["hit_share"]) == (16, 2 / 16)
+    tokens = {key: value for key, value in found.items() if key.endswith(".tokens")}
+    assert tokens.pop("sum.tokens") == sum(filter(None, tokens.values())) == 16
+    assert tokens["evicted.tokens"] == 4
+    assert found["evicted.gpu_ns"] == 4_000_000
+    prefill_ns = page.of("phases")["steps.prefill_ns"]
+    assert found["sum.gpu_ns"] == prefill_ns
 
 
 @pytest.mark.thorough

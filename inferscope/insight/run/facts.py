@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferscope.fold import DeviceTime, EngineView, FinalRequest, FinalStep, RunTotals
+from inferscope.insight.cache_tally import CacheReport
 from inferscope.insight.facts import Facts
 from inferscope.insight.findings import EngineFindings
 from inferscope.insight.run.course import CourseBin
@@ -78,6 +79,8 @@ class EngineFacts:
     """Further steps of that second, which were too many to keep."""
     worst_names: dict[str, str] = field(default_factory=dict)
     """Clients' names of the requests in those steps, by request ID."""
+    cache: CacheReport | None = None
+    """Use of the prefix cache; None if the records do not hold it."""
     explained: dict[str, Facts] = field(default_factory=dict)
     """Facts of some of the slowest requests, by request ID; empty before the second pass."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 from inferscope.attribution import breakdown
 from inferscope.fold import Collector, EngineView, FinalRequest, FinalStep, Judging, snapshot
+from inferscope.insight.cache_tally import CacheTally, cache_reports
 from inferscope.insight.findings import EngineFindings, RunSummarizer, SloFindings, findings
 from inferscope.insight.run.course import Course
 from inferscope.insight.run.facts import EngineFacts, RunFacts
@@ -70,6 +72,7 @@ class RunSink:
     def __init__(self, objectives: Objectives | None = None) -> None:
         """Start empty; with objectives, also judge the requests."""
         self._watch = RunSummarizer()
+        self._cache = CacheTally()
         self._runs: defaultdict[str, _EngineRun] = defaultdict(_EngineRun)
         self._run_of_ring: dict[int, _EngineRun] = {}
         self._promised: SloFindings | None = None
@@ -106,6 +109,7 @@ class RunSink:
         """Add a request."""
         (self._judging or self._watch).on_request(request)
         self._runs[request.engine_id].add(request)
+        self._cache.on_request(request)
 
     def facts(self, collector: Collector, *, mode: str = "ended") -> RunFacts:
         """Return the facts of all engines of the fold.
@@ -118,9 +122,13 @@ class RunSink:
             view.engine_id: view
             for view in snapshot(collector, window_ns=_WINDOW_NS, mode=mode, max_requests=0).engines
         }
+        caches = {each.engine_id: each for each in cache_reports(self._cache, collector)}
         return RunFacts(
             tuple(
-                self._engine(found.engine_id, views[found.engine_id], collector, found)
+                replace(
+                    self._engine(found.engine_id, views[found.engine_id], collector, found),
+                    cache=caches.get(found.engine_id),
+                )
                 for found in findings(self._watch, self._promised)
                 if found.engine_id in views
             ),

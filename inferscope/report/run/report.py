@@ -20,6 +20,7 @@ from inferscope.report.run.ledger import ledger
 from inferscope.report.run.machine import machine, records
 from inferscope.report.run.objectives import objectives
 from inferscope.report.run.phases import phases
+from inferscope.report.run.prefix_cache import prefix_cache
 from inferscope.report.run.roofline import roofline
 from inferscope.report.run.slowest import slowest
 from inferscope.report.run.source import Source
@@ -36,6 +37,7 @@ SECTIONS: tuple[Callable[[EngineFacts], Section | None], ...] = (
     worst_second,
     slowest,
     phases,
+    prefix_cache,
     roofline,
     machine,
 )
