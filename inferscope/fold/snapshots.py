@@ -117,6 +117,8 @@ class RequestRow:
     """Longest of every `gaps_per_cell` gaps between tokens; only for the request in focus."""
     gaps_per_cell: int = 1
     """Number of gaps that one entry of `gaps_ns` stands for."""
+    gap_ends_ns: tuple[int, ...] = ()
+    """End of each of these gaps on the monotonic clock, likewise."""
     trace: str = ""
     """W3C `traceparent`; only for the request in focus."""
     blame: tuple[BlameShare, ...] = ()

@@ -442,10 +442,18 @@ def _in_focus(
     row = replace(row, trace=trace, blame=blame)
     if len(times_ns) < 2:
         return row
-    gaps_ns = np.diff(np.frombuffer(times_ns, dtype=np.int64))
+    times = np.frombuffer(times_ns, dtype=np.int64)
+    gaps_ns = np.diff(times)
     per_cell = -(-len(gaps_ns) // _MOST_CELLS)
-    longest = np.maximum.reduceat(gaps_ns, range(0, len(gaps_ns), per_cell))
-    return replace(row, gaps_ns=tuple(longest.tolist()), gaps_per_cell=per_cell)
+    longest = [
+        at + int(gaps_ns[at : at + per_cell].argmax()) for at in range(0, len(gaps_ns), per_cell)
+    ]
+    return replace(
+        row,
+        gaps_ns=tuple(gaps_ns[longest].tolist()),
+        gaps_per_cell=per_cell,
+        gap_ends_ns=tuple(times[1:][longest].tolist()),
+    )
 
 
 def alive_row(engine: EngineFold, request: Request, *, is_observed: bool = False) -> RequestRow:

@@ -32,6 +32,7 @@ from inferscope.tui.screens import (
     OverviewScreen,
     PairScreen,
     SceneScreen,
+    TimelineScreen,
 )
 from inferscope.tui.snapshot_history import SnapshotHistory
 from inferscope.tui.source import Feed, SnapshotSource
@@ -234,6 +235,17 @@ class InferScopeApp(App[None]):
     def select_engine(self, index: int) -> None:
         """Show another engine on all screens."""
         self.show(replace(self.scene, engine_idx=index))
+
+    def open_step_before(self, request_id: str, at_ns: int) -> None:
+        """Show the last step of a request that had ended by a time; the next scene has it."""
+        timeline = next(each for each in self._screens if isinstance(each, TimelineScreen))
+        timeline.look_for(request_id, at_ns)
+        self.action_live()  # a snapshot from before may hold no steps
+        if timeline in self.screen_stack:
+            while self.screen is not timeline:
+                self.pop_screen()
+        else:
+            self.push_screen(timeline)
 
     def copy_request(self, row: RequestRow) -> None:
         """Copy a request as JSON to the clipboard (OSC 52)."""

@@ -86,14 +86,14 @@ class Painter:
 def _strip(line: Line, width: int, styles: dict[str, Style], *, is_ascii: bool) -> Strip:
     line = fit_line(line, width)
     is_cursor = line[0] == ("", "cursor")
-    segments = [
-        Segment(
-            to_ascii(text) if is_ascii else text,
-            styles[role] + styles["cursor"] if is_cursor else styles[role],
-        )
-        for text, role in line
-        if text
-    ]
+    segments = []
+    for text, role in line:
+        style = styles[role] + styles["cursor"] if is_cursor else styles[role]
+        drawn = text.lstrip(" ")
+        if len(drawn) < len(text):  # a picture's renderer may drop leading spaces of a text
+            segments.append(Segment(" " * (len(text) - len(drawn)), style))
+        if drawn:
+            segments.append(Segment(to_ascii(drawn) if is_ascii else drawn, style))
     return Strip(segments, width)
 
 

@@ -25,6 +25,7 @@ ZOOM_KEYS: tuple[Key, ...] = (("z", "all panels"), ("Tab", "next panel"), ("w", 
 DETAIL_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
     ("← →", "prev/next request"),
+    ("Enter", "step of the gap"),
     ("b", "request waited for"),
     ("x", "compare"),
     ("z", "gaps"),
@@ -114,7 +115,7 @@ HELP: tuple[Section, ...] = (
         "Requests",
         (
             ("↑ ↓  j k", "previous or next request; PgUp PgDn, g G for the ends"),
-            ("Enter", "latency ledger of this request; ← → then go to its neighbours"),
+            ("Enter", "its latency ledger, then the step of its longest gap; , . another gap"),
             ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
             ("s S", "sort by the next column, reverse; or click a heading"),
             ("b  Tab", "in the ledger: the request that it waited for; Tab selects another"),

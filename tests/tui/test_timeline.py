@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from inferscope.fold import EngineView, StepView
+from inferscope.fold import FOR_SCREEN, EngineView, StepView
+from inferscope.readers import open_replay
 from inferscope.text.lines import text_of, width_of
 from inferscope.text.panels.lanes import SPANS_NS, Sight, in_sight, lanes, newest_ns
 from inferscope.text.panels.steps import decomposition, order_steps, step_table
 from inferscope.tui.screens import DetailScreen
 from inferscope.tui.screens.timeline import TimelineScreen
-from tests.recorded import recorded
+from tests.recorded import DEMO, recorded
 from tests.tui.live_screen import Screen, assert_golden, play, screen
 from tests.tui.scenes import moving_snapshot
 
@@ -218,6 +219,36 @@ def test_enter_lists_the_requests_of_a_step_and_then_opens_one() -> None:
             assert "Steps: the last 2629" in running.text
             await running.press("escape")
             assert not isinstance(running.app.screen, TimelineScreen)
+
+    play(scenario)
+
+
+def test_enter_on_a_gap_of_the_detail_selects_its_step_and_escape_returns() -> None:
+    source = open_replay(DEMO, keep=FOR_SCREEN)
+    source.focus = "fe-52"
+    source.has_steps = True
+    focused = source.snapshot(60_000_000_000)
+    source.close()
+    row = next(row for row in focused.engines[0].requests if row.request_id == "fe-52")
+    times_ns = {end_ns: gap_ns for gap_ns, end_ns in zip(row.gaps_ns, row.gap_ends_ns, strict=True)}
+    longest_ns = max(times_ns, key=lambda end_ns: times_ns[end_ns])
+    of_request = [step for step in view().steps if "fe-52" in step.request_ids]
+    wanted = [step for step in of_request if step.end_ns <= longest_ns][-1]
+    assert wanted.measured_ns > 3 * of_request[0].measured_ns / 2
+
+    async def scenario() -> None:
+        async with screen(focused) as running:
+            await running.press("slash", *"0033", "enter", "enter")
+            detail = running.app.screen
+            assert isinstance(detail, DetailScreen)
+            assert f"gap 1 of {len(row.gaps_ns)} by length: " in running.text
+            await running.press("full_stop")
+            assert f"gap 2 of {len(row.gaps_ns)} by length: " in running.text
+            await running.press("comma", "enter")
+            assert timeline(running).selected == wanted
+            assert f"step {wanted.step}: " in running.text
+            await running.press("escape")
+            assert running.app.screen is detail
 
     play(scenario)
 

@@ -28,4 +28,5 @@ __all__ = [
     "OverviewScreen",
     "PairScreen",
     "SceneScreen",
+    "TimelineScreen",
 ]

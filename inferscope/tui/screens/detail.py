@@ -12,7 +12,7 @@ from textual.widget import Widget
 from inferscope.fold import RequestRow
 from inferscope.text import Line, Scene
 from inferscope.text.panels import blamed, breadcrumb, request_detail
-from inferscope.text.plots import plain
+from inferscope.text.plots import milliseconds, plain
 from inferscope.tui.keys import DETAIL_KEYS, HELP
 from inferscope.tui.request_table import RequestList
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
@@ -24,7 +24,12 @@ def _with_gaps(row: RequestRow, before: RequestRow) -> RequestRow:
         row = replace(row, blame=before.blame)
     if row.gaps_ns or not before.gaps_ns or row.output_tokens < before.output_tokens:
         return row
-    return replace(row, gaps_ns=before.gaps_ns, gaps_per_cell=before.gaps_per_cell)
+    return replace(
+        row,
+        gaps_ns=before.gaps_ns,
+        gaps_per_cell=before.gaps_per_cell,
+        gap_ends_ns=before.gap_ends_ns,
+    )
 
 
 def _why_no_gaps(row: RequestRow) -> str:
@@ -40,7 +45,10 @@ class DetailScreen(SceneScreen):
     HELP_SECTIONS = HELP
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter", "leave", "back", show=False),
+        Binding("escape", "leave", "back", show=False),
+        Binding("enter", "gap_step", "step of a gap", show=False),
+        Binding("full_stop", "gap(1)", "next longest gap", show=False),
+        Binding("comma", "gap(-1)", "longer gap", show=False),
         Binding("left,h,k,up", "step(-1)", "previous request", show=False),
         Binding("right,l,j,down", "step(1)", "next request", show=False),
         Binding("z", "zoom", "gaps", show=False),
@@ -63,6 +71,8 @@ class DetailScreen(SceneScreen):
         self._has_chart = False
         self._blame_idx = 0
         """Index of the selected one of the requests that this one waited for."""
+        self._gap = 0
+        """Rank of the selected gap, from the longest."""
 
     def blocks(self) -> Iterable[Widget]:
         """Yield breadcrumb, body and message."""
@@ -95,7 +105,7 @@ class DetailScreen(SceneScreen):
         """Go to the previous or next request, in the list's order."""
         row = self._table.neighbour(self.row.request_id, step)
         if row is not None:
-            self.row, self._blame_idx = row, 0
+            self.row, self._blame_idx, self._gap = row, 0, 0
             self.app.attend(self)  # type: ignore[attr-defined]  # as below
 
     def action_zoom(self) -> None:
@@ -130,6 +140,32 @@ class DetailScreen(SceneScreen):
         """Mark this request, or compare it with the marked one."""
         self.app.mark(self.row)  # type: ignore[attr-defined]  # as below
 
+    def action_gap(self, step: int) -> None:
+        """Select a gap between tokens, in the order of their lengths."""
+        if not self.row.gap_ends_ns:
+            self.app.show_message(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
+            return
+        self._gap = (self._gap + step) % len(self.row.gap_ends_ns)
+        self.show(self.scene)
+
+    def action_gap_step(self) -> None:
+        """Show the step behind the selected gap on the timeline."""
+        chosen = self._chosen_gap()
+        if chosen is None:
+            self.app.show_message(_why_no_gaps(self.row))  # type: ignore[attr-defined]  # as below
+            return
+        self.app.open_step_before(  # type: ignore[attr-defined]  # as below
+            self.row.request_id, self.row.gap_ends_ns[chosen]
+        )
+
+    def _chosen_gap(self) -> int | None:
+        """Return the index of the selected gap; None without gaps."""
+        gaps_ns = self.row.gaps_ns
+        if not self.row.gap_ends_ns:
+            return None
+        longest = sorted(range(len(gaps_ns)), key=lambda at: -gaps_ns[at])
+        return longest[min(self._gap, len(longest) - 1)]
+
     def action_copy(self) -> None:
         """Copy the request as JSON."""
         self.app.copy_request(self.row)  # type: ignore[attr-defined]  # InferScopeApp imports us
@@ -148,6 +184,12 @@ class DetailScreen(SceneScreen):
         return lines
 
     def remark(self, scene: Scene, width: int) -> Line:
-        """Return the command that explains this request."""
+        """Return the selected gap, else the command that explains this request."""
+        chosen = self._chosen_gap()
+        if chosen is not None:
+            gaps_ns = self.row.gaps_ns
+            rank = f"gap {self._gap + 1} of {len(gaps_ns)} by length"
+            text = f" {rank}: {milliseconds(gaps_ns[chosen])} ms. Enter: its step; , . another."
+            return ((text, "body"),)
         name = plain(self.row.external_id or self.row.request_id)
         return ((f" in words, with names: inferscope why {name}", "dim"),)

@@ -73,6 +73,8 @@ class TimelineScreen(SceneScreen):
         """Step whose requests are listed in place of the steps."""
         self._slice = 0
         """Position of the selected request in that list."""
+        self._wanted: tuple[str, int] | None = None
+        """Request and time of a step to select, once a scene with steps is here."""
         self._names: tuple[EngineView | None, Mapping[str, str]] = (None, {})
 
     def blocks(self) -> Iterable[Widget]:
@@ -98,10 +100,10 @@ class TimelineScreen(SceneScreen):
         first = order_steps(view.steps, self._sort, 1)
         return first[0] if first else None
 
-    def show_step(self, step: StepView) -> None:
-        """Select a step and bring it into sight."""
+    def look_for(self, request_id: str, at_ns: int) -> None:
+        """Select the last step of a request that ended by a time, in the next scene with steps."""
+        self._wanted = (request_id, at_ns)
         self._listed, self._sort = None, "time"
-        self._select(step)
 
     def remark(self, scene: Scene, width: int) -> Line:
         """Return the selected step's time as a sum."""
@@ -122,6 +124,9 @@ class TimelineScreen(SceneScreen):
         view = scene.view
         if view is None:
             return frame("Step timeline", [(("waiting for an engine", "dim"),)], width, height)
+        if not view.steps and scene.is_frozen:
+            why = "this snapshot was taken without steps: End shows the present"
+            return frame("Step timeline", [((why, "dim"),)], width, height)
         names = self._names_of(view)
         return lanes(view, width, height, sight=self._sight, selected=self.selected, names=names)
 
@@ -305,6 +310,16 @@ class TimelineScreen(SceneScreen):
         self._show_row_of(step)
         self._draw()
 
+    def _find(self, request_id: str, at_ns: int) -> None:
+        self._wanted = None
+        steps = self.scene.view.steps if self.scene.view is not None else ()
+        self._freeze()
+        for step in reversed(steps):
+            if step.end_ns <= at_ns and request_id in step.request_ids:
+                self._select(step)
+                return
+        self._reply("the step of that gap is not kept any more")
+
     def _show_row_of(self, chosen: StepView) -> None:
         view = self.scene.view
         if view is None:
@@ -345,6 +360,8 @@ class TimelineScreen(SceneScreen):
             self._key = self._until_ns = self._listed = None
             self._top, self._sort = 0, "time"
         super().show(scene)
+        if self._wanted is not None and scene.view is not None and scene.view.steps:
+            self._find(*self._wanted)
 
 
 class _Rows(Canvas):
