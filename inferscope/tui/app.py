@@ -21,14 +21,19 @@ from textual.message import Message
 from textual.messages import ExitApp
 from textual.screen import Screen
 
+from inferscope.errors import InferScopeError
 from inferscope.fold import RequestRow, Snapshot, json_of
+from inferscope.insight import ProfileDocument
 from inferscope.private import write_private
 from inferscope.slo import Objective, Objectives, file_of
 from inferscope.text import REFRESH_RATES_HZ, WINDOWS_NS, Scene
+from inferscope.tui.profiling import PROFILE_S, profile_engine
 from inferscope.tui.screens import (
     SCREENS,
     DetailScreen,
     HelpScreen,
+    KernelScreen,
+    MethodScreen,
     OverviewScreen,
     PairScreen,
     SceneScreen,
@@ -41,6 +46,7 @@ from inferscope.tui.themes import DARK, LIGHT, theme_of_terminal
 Number = TypeVar("Number", int, float)
 
 _MESSAGE_S = 5.0
+_CONFIRM = "a profile slows the engine down for a few seconds: p again makes one"
 _TABS = tuple(tab for screen in SCREENS for tab in screen.TABS)
 
 
@@ -93,7 +99,9 @@ class InferScopeApp(App[None]):
         Binding("n", "engine", "next engine", show=False),
         Binding("e", "export", "export", show=False),
         Binding("colon", "command_palette", "palette", show=False),
-        Binding("question_mark,m", "help", "help", show=False),
+        Binding("question_mark", "help", "help", show=False),
+        Binding("m", "methods", "methods", show=False),
+        Binding("p", "profile", "profile", show=False),
     ]
 
     def __init__(
@@ -136,6 +144,8 @@ class InferScopeApp(App[None]):
         self._past = SnapshotHistory(earlier)
         self._at_idx = at_idx
         self._first_tab = first_tab
+        self._profiling = ""
+        """Engine that is being profiled; empty for none."""
         self._marked: RequestRow | None = None
         """Request to compare with the next one that is marked."""
         self._feed = Feed(
@@ -346,6 +356,26 @@ class InferScopeApp(App[None]):
                 )
             )
 
+    def action_methods(self) -> None:
+        """Show the method and the source of the numbers on this screen."""
+        screen = self.screen
+        if isinstance(screen, SceneScreen):
+            self.push_screen(MethodScreen(self.scene, screen.METHODS, is_ascii=self._is_ascii))
+
+    def action_profile(self) -> None:
+        """Profile the engine on screen for a few seconds; the second press confirms it."""
+        view = self.scene.view
+        if view is None or not view.is_alive or self.scene.snapshot is None:
+            self.show_message("only a running engine can be profiled")
+        elif self._profiling == view.engine_id:
+            self.show_message("a profile is being made")
+        elif self.scene.message != _CONFIRM:
+            self.show_message(_CONFIRM)
+        else:
+            self._profiling = view.engine_id
+            self.show_message(f"profiling {view.engine_id} for {PROFILE_S:g} s")
+            self.run_worker(lambda: self._profile(view.engine_id), thread=True)
+
     def action_export(self) -> None:
         """Write this screen as SVG and its snapshot as JSON into the current directory."""
         snapshot = self.scene.snapshot
@@ -366,6 +396,8 @@ class InferScopeApp(App[None]):
         yield SystemCommand("Unit", "% or ms", self.action_unit)
         yield SystemCommand("Theme", "Dark or light", self.action_theme)
         yield SystemCommand("Export", "Screen as SVG, snapshot as JSON", self.action_export)
+        yield SystemCommand("Methods", "How the numbers on screen are made", self.action_methods)
+        yield SystemCommand("Profile", "Kernels of the engine by phase", self.action_profile)
         yield SystemCommand("Help", "All keys, and how numbers are made", self.action_help)
         yield SystemCommand("Quit", "Quit; the server is unaffected", self.exit)
 
@@ -391,6 +423,20 @@ class InferScopeApp(App[None]):
     def _clear_message(self, text: str) -> None:
         if self.scene.message == text:
             self.show_message("")
+
+    def _profile(self, engine_id: str) -> None:
+        try:
+            profile = profile_engine(engine_id)
+        except InferScopeError as error:
+            self.call_from_thread(self._show_profile, None, str(error))
+        else:
+            self.call_from_thread(self._show_profile, profile, "")
+
+    def _show_profile(self, profile: ProfileDocument | None, failure: str) -> None:
+        self._profiling = ""
+        self.show_message(failure)
+        if profile is not None:
+            self.push_screen(KernelScreen(profile, _TABS, is_ascii=self._is_ascii))
 
     def _write(self, name: str, drawing: str, snapshot: Snapshot) -> None:
         try:

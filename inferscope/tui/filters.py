@@ -50,8 +50,10 @@ WORDS: dict[str, Callable[[RequestRow], str]] = {
     "id": lambda row: row.external_id or row.request_id,
     "state": lambda row: row.state,
     "finish": lambda row: row.finish or "",
+    "tenant": lambda row: row.tenant or "-",
+    "adapter": lambda row: row.adapter or "-",
 }
-"""Text fields."""
+"""Text fields; tenant and adapter are `-` without one."""
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

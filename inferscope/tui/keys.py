@@ -76,6 +76,13 @@ FLEET_KEYS: tuple[Key, ...] = (
     ("e", "export"),
     (":", "palette"),
 )
+GROUP_SCREEN_KEYS: tuple[Key, ...] = (
+    ("Enter", "these requests"),
+    ("b", "tenant, adapter, finish, model"),
+    ("Esc", "back"),
+    ("Space", "freeze"),
+    ("e", "export"),
+)
 PAIR_KEYS: tuple[Key, ...] = (
     ("Esc", "back"),
     ("Space", "freeze"),
@@ -104,6 +111,8 @@ COMMON_HELP: tuple[Section, ...] = (
         "Take away",
         (
             ("e", "this screen as SVG and its snapshot as JSON, here"),
+            ("m", "method and source of the numbers on this screen"),
+            ("p p", "profile the engine for 3 s: its kernels by phase"),
             (": ctrl+p", "every command by name"),
             ("q ctrl+q", "quit; the server is unaffected"),
         ),
@@ -118,8 +127,9 @@ HELP: tuple[Section, ...] = (
             ("Enter", "its latency ledger, then the step of its longest gap; , . another gap"),
             ("/", "filter: state:decode p99>30 id:rag* ttft>200 out>=10"),
             ("s S", "sort by the next column, reverse; or click a heading"),
-            ("b  Tab", "in the ledger: the request that it waited for; Tab selects another"),
-            ("x", "mark a request; x on a second one compares their ledgers"),
+            ("b", "requests by tenant, adapter, finish or model"),
+            ("b  Tab", "in the ledger: the request it waited for; Tab selects another"),
+            ("x  f", "mark a request, x on another compares them; pin one to the top"),
             ("y", "the request as JSON, to the clipboard"),
         ),
     ),
@@ -128,8 +138,7 @@ HELP: tuple[Section, ...] = (
         (
             ("w", "window of all numbers: 10 s, 60 s, 5 min"),
             ("u", "the other unit: % or ms"),
-            ("z", "the focused panel alone; in the detail: time between tokens"),
-            ("Tab", "next panel; after z, the next panel alone"),
+            ("z  Tab", "the focused panel alone, the next; in the detail: gaps of tokens"),
         ),
     ),
     *COMMON_HELP,

@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
@@ -36,6 +37,7 @@ from inferscope.tui.canvas import Painter, styles_of
 from inferscope.tui.filters import EVERYTHING, Filter
 
 _MARGIN = 20
+_PIN = "•"
 _FULL_SORT_NS = 1_000_000_000
 _FRAMED = 100
 """Minimum width in cells of a list with a frame."""
@@ -75,6 +77,8 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         self._cursor = 0
         self._cursor_id: str | None = None
         self.filter: Filter = EVERYTHING
+        self._pinned: dict[str, RequestRow] = {}
+        """Last rows of the requests at the top, by ID, in the order of pinning."""
         self.sort_name = "p99"
         self.is_reversed = True
 
@@ -115,11 +119,21 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         mono_ns = scene.snapshot.mono_ns if scene.snapshot else 0
         is_due = self._sorted_at_ns is None or not 0 <= mono_ns - self._sorted_at_ns < _FULL_SORT_NS
         self._scene = scene
-        self._rows = view.requests if view is not None else ()
+        self._rows = self._with_pinned(view.requests if view is not None else ())
         was_in_sight = self._is_in_sight(self._cursor)
         self._reorder(is_full=is_due)
         self._follow(keep_in_sight=was_in_sight)
         self._paint()
+
+    def toggle_pin(self) -> None:
+        """Pin the request under the cursor to the top, even after its end; or unpin it."""
+        row = self.cursor_row
+        if row is None:
+            return
+        if self._pinned.pop(row.request_id, None) is None:
+            self._pinned[row.request_id] = row
+        self._cursor_id = row.request_id
+        self.show(self._scene)
 
     def set_filter(self, wanted: Filter) -> None:
         """Show only the requests that match."""
@@ -201,6 +215,23 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
 
     # --- order ----------------------------------------------------------------------------------
 
+    def _with_pinned(self, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:
+        """Return the rows, with those of pinned requests that have left the list."""
+        if not self._pinned:
+            return rows
+        listed = {row.request_id: row for row in rows}
+        for request_id, before in self._pinned.items():
+            self._pinned[request_id] = listed.get(request_id, before)
+        return rows + tuple(
+            row for request_id, row in self._pinned.items() if request_id not in listed
+        )
+
+    def _pinned_first(self, order: list[int]) -> list[int]:
+        if not self._pinned:
+            return order
+        first = [i for i in order if self._rows[i].request_id in self._pinned]
+        return first + [i for i in order if self._rows[i].request_id not in self._pinned]
+
     @property
     def _sort_column(self) -> Column:
         for column in (*self.columns, *columns_for(200)):
@@ -210,8 +241,10 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _reorder(self, *, is_full: bool) -> None:
         if self.filter.predicates:
-            matches = self.filter.matches
-            self._order = [i for i, row in enumerate(self._rows) if matches(row)]
+            matches, pinned = self.filter.matches, self._pinned
+            self._order = [
+                i for i, row in enumerate(self._rows) if row.request_id in pinned or matches(row)
+            ]
         else:
             self._order = list(range(len(self._rows)))
         self._num_sorted = 0
@@ -235,7 +268,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         if num < len(self._order):
             chosen = set(first)
             first += [i for i in self._order if i not in chosen]
-        self._order, self._num_sorted = first, num
+        self._order, self._num_sorted = self._pinned_first(first), num
 
     # --- cursor and scrolling -------------------------------------------------------------------
 
@@ -310,7 +343,7 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
             heading_line(
                 columns, inner, unit=unit, sort=self.sort_name, is_reversed=self.is_reversed
             ),
-            *[row_line(self._rows[i], columns, inner, unit=unit) for i in seen],
+            *[self._row_line(self._rows[i], columns, inner, unit) for i in seen],
         ]
         if not seen:
             body.append(((self._nothing(), "dim"),))
@@ -326,6 +359,13 @@ class RequestList(ScrollView, can_focus=True, inherit_bindings=False):
         if seen and 0 <= cursor < len(seen):
             lines[2 + cursor] = _marked(lines[2 + cursor])
         return lines[:height]
+
+    def _row_line(self, row: RequestRow, columns: Sequence[Column], width: int, unit: Unit) -> Line:
+        line = row_line(row, columns, width, unit=unit)
+        if row.request_id not in self._pinned:
+            return line
+        (name, _), *rest = line
+        return ((f"{_PIN} {name[:-2]}", "strong"), *rest)
 
     def _title(self) -> str:
         view = self._scene.view

@@ -30,6 +30,8 @@ WIDE, NARROW = (120, 40), (80, 24)
         ("detail_120x40", WIDE, ["S", "enter"], {}),
         ("detail_done_120x40", WIDE, ["slash", *"7f3a", "enter", "enter"], {}),
         ("detail_80x24", NARROW, ["enter"], {}),
+        ("groups_120x40", WIDE, ["b", "b", "b"], {}),
+        ("methods_120x40", WIDE, ["m"], {}),
         ("pair_120x40", WIDE, ["x", "down", "x"], {}),
         ("pair_80x24", NARROW, ["x", "down", "x"], {}),
         ("help_80x24", NARROW, ["question_mark"], {}),

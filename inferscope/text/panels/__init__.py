@@ -3,6 +3,8 @@
 from inferscope.text.panels.brief import brief
 from inferscope.text.panels.causes import causes
 from inferscope.text.panels.fleet import outlier_sentence
+from inferscope.text.panels.groups import GROUP_KEYS, group_term, grouped, groups
+from inferscope.text.panels.kernels import kernels
 from inferscope.text.panels.kv import engine_and_kv
 from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
@@ -10,6 +12,7 @@ from inferscope.text.panels.objectives import burn_rate, objective_label
 from inferscope.text.panels.pair import pair
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
+from inferscope.text.panels.provenance import number_sources
 from inferscope.text.panels.request import breadcrumb, request_detail
 from inferscope.text.panels.roofline import (
     Roof,
@@ -32,6 +35,7 @@ from inferscope.text.panels.throughput import tokens_per_second
 from inferscope.text.panels.waited import blamed
 
 __all__ = [
+    "GROUP_KEYS",
     "SORTS",
     "SPANS_NS",
     "Roof",
@@ -46,12 +50,17 @@ __all__ = [
     "decomposition",
     "device_time",
     "engine_and_kv",
+    "group_term",
+    "grouped",
+    "groups",
+    "kernels",
     "kind_panel",
     "kind_table",
     "lanes",
     "largest_problem",
     "moves_panel",
     "newest_ns",
+    "number_sources",
     "objective_label",
     "order_steps",
     "outlier_sentence",

@@ -4,6 +4,8 @@ from inferscope.tui.screens.detail import DetailScreen
 from inferscope.tui.screens.engine import EngineScreen
 from inferscope.tui.screens.fleet import FleetScreen
 from inferscope.tui.screens.help import HelpScreen
+from inferscope.tui.screens.kernels import KernelScreen
+from inferscope.tui.screens.methods import MethodScreen
 from inferscope.tui.screens.overview import OverviewScreen
 from inferscope.tui.screens.pair import PairScreen
 from inferscope.tui.screens.roofline import RooflineScreen
@@ -25,6 +27,8 @@ __all__ = [
     "SCREENS",
     "DetailScreen",
     "HelpScreen",
+    "KernelScreen",
+    "MethodScreen",
     "OverviewScreen",
     "PairScreen",
     "SceneScreen",

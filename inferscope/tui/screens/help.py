@@ -17,7 +17,7 @@ from inferscope.tui.keys import HELP, METHODS, Section
 def help_lines(
     width: int, height: int, sections: Sequence[Section] = HELP, methods: Sequence[str] = METHODS
 ) -> list[Line]:
-    """Return keys and methods in a frame; a low screen drops blank lines first."""
+    """Return keys and methods in a frame; a low screen drops blank lines, then the methods."""
     blocks: list[list[Line]] = []
     for title, keys in sections:
         head: Line = ((title, "title"),)
@@ -29,6 +29,8 @@ def help_lines(
     num_lines = sum(len(block) for block in blocks)
     if num_lines + len(blocks) - 1 > height - 2:
         blocks = [block[1:] for block in blocks]
+        if sum(map(len, blocks)) > height - 2:
+            blocks.pop()  # the key m shows the methods as well
         lines = [line for block in blocks for line in block]
     else:
         lines = [line for block in blocks for line in (*block, ())][:-1]

@@ -28,6 +28,7 @@ from inferscope.tui.canvas import Draw
 from inferscope.tui.filters import EVERYTHING, parse_filter
 from inferscope.tui.keys import HELP, OVERVIEW_KEYS, ZOOM_KEYS, Key
 from inferscope.tui.request_table import RequestList
+from inferscope.tui.screens.groups import GroupScreen
 from inferscope.tui.screens.scene_screen import PANELS_HEIGHT, PANELS_WIDTH, SceneScreen, Tab
 
 
@@ -85,6 +86,8 @@ class OverviewScreen(SceneScreen):
         Binding("shift+tab", "panel(-1)", "previous panel", show=False),
         Binding("y", "copy", "copy row", show=False),
         Binding("x", "mark", "compare", show=False),
+        Binding("b", "group", "group", show=False),
+        Binding("f", "pin", "pin", show=False),
         Binding("escape", "back", "back", show=False),
     ]
 
@@ -185,6 +188,17 @@ class OverviewScreen(SceneScreen):
         row = self.table.cursor_row
         if row is not None:
             self.app.copy_request(row)  # type: ignore[attr-defined]  # InferScopeApp imports us
+
+    def action_group(self) -> None:
+        """Show the requests by tenant, adapter, finish or model."""
+        self.app.push_screen(GroupScreen(self._show_only, self._tabs, is_ascii=self.is_ascii))
+
+    def action_pin(self) -> None:
+        """Pin the request under the cursor to the top of the list, or unpin it."""
+        self.table.toggle_pin()
+
+    def _show_only(self, term: str) -> None:
+        self.table.set_filter(parse_filter(term))
 
     def action_mark(self) -> None:
         """Mark the request under the cursor, or compare it with the marked one."""
