@@ -34,7 +34,7 @@ def pool_blocks(model: Model | Outline, options: EngineOptions) -> int:
     Raises:
         BadInput: `options.num_blocks`, or a single block, does not fit in memory.
     """
-    most_bytes = available_bytes(model.device)
+    most_bytes = available_bytes(model.device) // options.num_ranks  # of one host
     block_bytes = _block_bytes(model, options)
     num_blocks = options.num_blocks
     if num_blocks is None:

@@ -53,6 +53,12 @@ def test_default_pool_holds_every_running_sequence_at_its_longest(
     assert (per_sequence - 1) * block_tokens < longest <= per_sequence * block_tokens
 
 
+def test_ranks_of_a_host_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_memory(tmp_path, monkeypatch, kb=20_000)
+    alone = pool_blocks(MODEL, EngineOptions())
+    assert pool_blocks(MODEL, EngineOptions(pipeline_parallel=2)) == alone // 2
+
+
 @pytest.mark.parametrize(("kb", "limit"), [(20_000, "max"), (8 << 20, str(20_000 << 10))])
 def test_default_pool_takes_a_quarter_of_the_memory_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kb: int, limit: str
