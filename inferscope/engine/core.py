@@ -353,6 +353,11 @@ class Engine:
         vocab = self.model.config.vocab
         check_prompt(prompt, max_model_tokens=self.max_model_tokens, vocab=vocab)
         check_stop_ids(sampling, vocab=vocab)
+        if self.outbox is not None and len(prompt) == 1:
+            raise BadRequest(
+                "a prefill engine hands over the KV of all tokens but the last, and this prompt "
+                "has 1 token. Send it to the decode engine."
+            )
         if self._num_submitted + len(self.scheduler.waiting) >= self.options.max_waiting:
             raise QueueFull(
                 f"{self.options.max_waiting} requests are waiting. Try again later, or raise "

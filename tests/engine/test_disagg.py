@@ -16,7 +16,15 @@ import msgspec
 import pytest
 import torch
 
-from inferscope.engine import Engine, EngineOptions, Request, Sampling, disagg, load_engine
+from inferscope.engine import (
+    BadRequest,
+    Engine,
+    EngineOptions,
+    Request,
+    Sampling,
+    disagg,
+    load_engine,
+)
 from inferscope.engine.disagg import KvHandle, TransferFailed, discard, receive
 from tests.children import child
 from tests.engine.checkpoints import Checkpoint
@@ -127,6 +135,15 @@ def test_the_kv_that_arrives_is_the_kv_that_was_computed(
     there = receiver._runner.read_kv(blocks, handle.num_tokens)  # type: ignore[attr-defined]
     assert bytes(there) == bytes(received.content)
     assert any(received.content)
+
+
+def test_prompt_without_kv_to_hand_over_is_refused(load: Callable[..., Engine]) -> None:
+    engine = load("prefill")
+    with pytest.raises(BadRequest, match="has 1 token"):
+        engine.submit([5], Sampling(max_tokens=1))
+    assert len(prefilled(engine, [[5, 6]])) == 1  # the engine continues
+    assert engine.outbox is not None
+    engine.outbox.close()
 
 
 def test_blocks_that_the_decode_engine_has_cached_are_not_written(
