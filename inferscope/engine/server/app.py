@@ -213,12 +213,8 @@ class _Plain:
         }
 
     async def health(self, request: Request) -> Response:
-        if self._service.front.link.is_lost:
-            raise ApiError(
-                503,
-                "the engine's process has ended. Start the server again.",
-                code="engine_stopped",
-            )
+        if outage := self._service.front.link.outage:
+            raise ApiError(503, outage, code="engine_stopped")
         return Response()
 
     async def version(self, request: Request) -> Response:

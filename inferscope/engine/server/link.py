@@ -94,6 +94,11 @@ class Link:
         self._numbers = itertools.count(1)
         self._pending_stats: dict[int, asyncio.Future[EngineStats]] = {}
 
+    @property
+    def outage(self) -> str:
+        """Reason why every request is rejected; empty while none is."""
+        return _CORE_EXITED if self.is_lost else ""
+
     async def connect(self) -> Welcome:
         """Connect to the core, which may still load its model, and return its welcome."""
         self._in.rcvhwm = MOST_UNREAD_STEPS

@@ -86,8 +86,10 @@ class _Leg:
     def take_refusal(self, refused: Refused) -> None:
         """Pass on an engine's rejection."""
         self._router.forget(self)
-        if refused.kind == "lost" and not self._is_decoding:  # the decode engine still records
-            refused = Refused(refused.request_id, "stopped", _PREFILL_EXITED)
+        outage = self._router.outage
+        if outage and refused.kind in ("lost", "stopped") and not self._is_decoding:
+            # The decode engine does not know the request: its end is recorded here.
+            refused = Refused(refused.request_id, "stopped", outage)
         self._receiver.take_refusal(refused)
 
 
@@ -109,9 +111,9 @@ class Router:
         """Leg by request id in the prefill engine, until its KV arrives."""
 
     @property
-    def is_lost(self) -> bool:
-        """Whether an engine has exited; then every request is rejected."""
-        return self.decode.is_lost or self._prefill.is_lost
+    def outage(self) -> str:
+        """Reason why requests are rejected; empty while none is."""
+        return self.decode.outage or (_PREFILL_EXITED if self._prefill.is_lost else "")
 
     async def connect(self) -> Welcome:
         """Connect to both engines and return the welcome of the decode engine.
