@@ -21,6 +21,9 @@ from inferscope.text import ComparisonDocument, comparison_page
 COMPARISONS = {
     "prefix_cache": ("--no-prefix-cache", "--prefix-cache"),
     "token_budget": ("--token-budget 32", "--token-budget 512"),
+    "speculative": ("", "--speculative ngram"),
+    "overlap": ("--no-overlap", "--overlap"),
+    "quantization": ("--dtype bfloat16", "--dtype bfloat16 --quantization int8"),
 }
 """Two option sets by name: a new switch of the engine is one more line."""
 FOLDER = Path(__file__).parent / "comparisons"
