@@ -29,7 +29,7 @@ MOST_ANCHORS = 131_072
 """Anchors of earlier prompts: 24 MB."""
 MOST_COMPARED = 131_072
 """First tokens of a prompt that are compared and held; the rest is taken to be new."""
-LEAST_SPAN = 32
+LEAST_SPAN = 48
 """Shortest span of equal tokens that counts as seen before: shorter ones are common phrases."""
 _MOST_CANDIDATES = 4
 _LEAST_SPAN_BYTES = LEAST_SPAN * TOKEN_BYTES

@@ -188,21 +188,30 @@ class BlockHistory:
     ) -> int:
         """Count tokens whose blocks were lost or are being computed; return where they end."""
         width = self.block_tokens
-        young, old = self._ghosts.young, self._ghosts.old
-        for number in range(at // width, min(top // width, len(keys))):
+        in_young, in_old = self._ghosts.young.get, self._ghosts.old.get
+        current: int | None = None
+        """Batch of the lost blocks since `at`; blocks that left together are counted together."""
+        stop = min(top // width, len(keys))
+        for number in range(at // width, stop):
             key = keys[number]
-            batch = young.get(key) or old.get(key)
-            end = (number + 1) * width
-            if batch is not None:
-                self._lose(outcome, batch, end - at)
-            else:
+            batch = in_young(key) or in_old(key)
+            if batch is not None and batch == current:
+                continue
+            if current is not None:
+                self._lose(outcome, current, number * width - at)
+                at = number * width
+            current = batch
+            if batch is None:
                 twin = _computing(pending, number, key)
                 if twin is None:
-                    break
-                outcome.pending += end - at
+                    return at
+                outcome.pending += (number + 1) * width - at
+                at = (number + 1) * width
                 if outcome.twin < 0:
                     outcome.twin = twin
-            at = end
+        if current is not None:
+            self._lose(outcome, current, stop * width - at)
+            at = stop * width
         return at
 
     def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:

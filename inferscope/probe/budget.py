@@ -1,9 +1,10 @@
 """What the probe may cost its host: a share of wall time, judged over windows of 5 s.
 
-Over it for two windows in a row, the probe leaves out `StepPlan`: queue lengths and block counts go
-stale, every law still holds, for shares and ledgers are made of slices, spans, emissions and
-request events alone. Of those nothing can be left out without a sum that no longer closes: so
-after two more windows over the budget the probe stops. Two, because one may be a debugger's.
+Over it for two windows in a row, the probe leaves out `StepPlan` and the forensics of the prefix
+cache: queue lengths and block counts go stale, prompts have no classes, every law still holds, for
+shares and ledgers are made of slices, spans, emissions and request events alone. Of those nothing
+can be left out without a sum that no longer closes: so after two more windows over the budget the
+probe stops. Two, because one may be a debugger's.
 """
 
 from __future__ import annotations

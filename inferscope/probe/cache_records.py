@@ -147,7 +147,7 @@ class CacheRecords:
     ) -> None:
         """Compare a prompt with earlier ones, and write how it is like them."""
         life = self._life
-        if not life.on or self._history is None:
+        if not life.on or self._history is None or not life.writes_plans:
             return
         try:
             t_ns = self._now()

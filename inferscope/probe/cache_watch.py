@@ -128,7 +128,11 @@ class CacheWatch:
             remembers: whether its blocks are taken to be in the cache from here on, where evictions
                 are derived; without it `stored` says so.
             since_ns: when the caller began to compute this.
+
+        Over its budget, the probe leaves these records out.
         """
+        if self._probe.is_shedding:
+            return
 
         def write(history: BlockHistory) -> None:
             begun_ns = self.now() if since_ns is None else since_ns

@@ -157,6 +157,11 @@ class Probe:
         return life.on and life.is_ours()
 
     @property
+    def is_shedding(self) -> bool:
+        """Whether the probe has cost more than it may, and leaves out plans and cache forensics."""
+        return not self._life.writes_plans
+
+    @property
     def path(self) -> Path | None:
         """The ring file, None when there is none."""
         self._life.is_ours()

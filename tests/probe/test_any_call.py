@@ -116,7 +116,17 @@ GOOD = {
     **dict.fromkeys(("requests", "phases", "tokens", "contexts"), COLUMN),
 }
 """Good values by name, for arguments without a default."""
-OTHERS = {"open", "disabled", "clock", "on", "path", "live_requests", "fail", "close"}
+OTHERS = {
+    "open",
+    "disabled",
+    "clock",
+    "on",
+    "path",
+    "live_requests",
+    "fail",
+    "close",
+    "is_shedding",
+}
 METHODS = sorted({name for name in dir(Probe) if not name.startswith("_")} - OTHERS)
 
 

@@ -154,6 +154,19 @@ def test_a_prompt_that_cannot_be_compared_costs_its_own_comparison(tmp_path: Pat
     assert of(ProbeHealth, path_of(probe))[-1].odd_values == 7
 
 
+def test_a_probe_over_its_budget_leaves_the_forensics_out(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock())
+    watch, prompt = watch_of(probe), list(range(100))
+    for _ in range(3):
+        index = probe.queued("r", prompt_tokens=100)
+        probe.compare_prompt(index, prompt)
+        watch.admitted(index, num_tokens=100, hit=0, keys=[], raw_keys=b"")
+        probe._life.writes_plans = index != 0  # after the first
+    probe.close()
+    assert [lookup.index for lookup in of(CacheLookup, path_of(probe))] == [0, 2]
+    assert [like.index for like in of(PromptLikeness, path_of(probe))] == [2]
+
+
 def test_a_watch_of_a_disabled_probe_is_none() -> None:
     assert CacheWatch.open(Probe.disabled(), block_tokens=WIDTH, num_blocks=10) is None
 

@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
 MADE_OTHERWISE = {
+    "is_shedding",
     "hidden",
     "open",
     "disabled",
