@@ -5,6 +5,9 @@ too. Its snapshots are built beforehand: only the screen is measured. The parent
 random moments (it changes every row) and waits for the heading that only that key changes.
 
     python benchmarks/screen_cost.py --out screen_cost.json
+    python benchmarks/screen_cost.py --screen 3    the timeline, with 130 new steps a second
+
+On other screens than the first it presses `w`, and waits for the window in the header.
 """
 
 from __future__ import annotations
@@ -26,17 +29,25 @@ from pathlib import Path
 from probe_cost import machine
 
 from inferscope.fold.snapshots import (
+    CountersView,
     EngineView,
     Health,
+    KindSums,
     Quantiles,
+    RankSplit,
     RequestRow,
     Series,
     Snapshot,
+    StepView,
 )
 
 MS = 1_000_000
 SECOND = 1_000_000_000
 WARM_UP_S = 1.5
+STEP_NS = 7_500_000
+STEPS_A_TICK, NUM_STEPS, BATCH = 33, 2048, 64
+WINDOWS = (b"win 5 min", b"win 10 s", b"win 60 s")
+"""Windows in the header, in the order of the key."""
 TARGET_SHARE = 0.10
 TARGET_KEY_MS = 50.0
 
@@ -56,6 +67,50 @@ def _row(i: int, tick: int) -> RequestRow:
         prefill_ns=40 * MS, decode_ns=tokens * MS // 5, interference_share=0.1 + i % 10 / 100,
         num_preemptions=0, ledger_ns=ledger, ttft_ledger_ns={"queue": 4 * MS}, joined_late=False,
     )  # fmt: skip
+
+
+def _step(number: int, num_requests: int) -> StepView:
+    """Return a step of 7.5 ms; every eighth one has a chunk of 512 prompt tokens."""
+    start_ns, num = number * STEP_NS, min(num_requests, BATCH)
+    has_chunk = number % 8 == 0
+    shares = tuple((STEP_NS - 900_000) // num for _ in range(num))
+    spent_ns = sum(shares)
+    prefill_ns = shares[0] if has_chunk else 0
+    return StepView(
+        dp_rank=0, step=number, kind="mixed" if has_chunk else "decode", start_ns=start_ns,
+        end_ns=start_ns + spent_ns, host_gap_ns=900_000, clock="host", mode="eager",
+        is_cold=False, num_requests=num, prefill_tokens=512 if has_chunk else 0,
+        decode_tokens=num - has_chunk,
+        ranks=(RankSplit(0, start_ns, start_ns + spent_ns, spent_ns, prefill_ns,
+                         spent_ns - prefill_ns, 0, 0),),
+        flops=10**12, read_bytes=2 * 10**10, write_bytes=10**8, residual=0.02, binding="none",
+        plan_start_ns=start_ns - 300_000, plan_end_ns=start_ns - 200_000, num_waiting=3,
+        num_running=num, num_preempted=0, blocks_used=500 + number % 90, blocks_total=1000,
+        blocks_added=1, request_ids=tuple(f"request-{i:08x}" for i in range(num)),
+        phases=(("prefill" if has_chunk else "decode"), *["decode"] * (num - 1)),
+        tokens=((512 if has_chunk else 1), *[1] * (num - 1)), contexts=(900,) * num,
+        shares_ns=(shares,),
+    )  # fmt: skip
+
+
+def _with_steps(view: EngineView, tick: int, steps: list[StepView]) -> EngineView:
+    """Return a view with the steps up to a tick, and their sums by kind."""
+    seconds = tuple(
+        KindSums(17 + (i + tick) % 5, 130 * MS, 130 * MS, 10**13, 10**11, 10**10, 6 * 10**10,
+                 3 * 10**10, 9000, 4000, 500)
+        for i in range(60)
+    )  # fmt: skip
+    shown = tuple(steps[tick * STEPS_A_TICK : tick * STEPS_A_TICK + NUM_STEPS])
+    return replace(
+        view,
+        steps=shown,
+        folded_ns=shown[-1].end_ns,
+        kinds=dict.fromkeys(("prefill", "decode", "mixed"), seconds),
+        weight_bytes=10**10,
+        counters=CountersView(
+            memory_peaks_bytes_s={"measured": 4e12}, compute_peaks_flops_s={"measured": 7e14}
+        ),
+    )
 
 
 def _snapshot(tick: int, num_requests: int) -> Snapshot:
@@ -89,7 +144,12 @@ class _Prepared:
     title = "benchmark"
 
     def __init__(self, num_requests: int, refresh_hz: float) -> None:
+        steps = [_step(number, num_requests) for number in range(NUM_STEPS + 8 * STEPS_A_TICK)]
         self._snapshots = [_snapshot(tick, num_requests) for tick in range(8)]
+        self._snapshots = [
+            replace(made, engines=(_with_steps(made.engines[0], tick, steps),))
+            for tick, made in enumerate(self._snapshots)
+        ]
         self._step_ns = int(SECOND / refresh_hz)
         self._num_given = 0
 
@@ -103,13 +163,16 @@ class _Prepared:
         """Do nothing: no resource is open."""
 
 
-def _child(num_requests: int, refresh_hz: float, seconds_s: float, report_fd: int) -> None:
+def _child(
+    num_requests: int, refresh_hz: float, seconds_s: float, report_fd: int, screen: str
+) -> None:
     from inferscope.tui.app import InferScopeApp
 
     marks: list[float] = []
 
     class Measured(InferScopeApp):
         def on_mount(self) -> None:
+            self.set_timer(WARM_UP_S / 2, lambda: self.action_tab(screen))
             self.set_timer(WARM_UP_S, self._mark)
             self.set_timer(WARM_UP_S + seconds_s, self._report)
 
@@ -125,7 +188,7 @@ def _child(num_requests: int, refresh_hz: float, seconds_s: float, report_fd: in
 
 
 def measure(
-    num_requests: int, refresh_hz: float, seconds_s: float, num_keys: int
+    num_requests: int, refresh_hz: float, seconds_s: float, num_keys: int, screen: str = "1"
 ) -> dict[str, float]:
     """Run the screen on a pty; return its share of one core, and its answers to keys."""
     report_in, report_out = os.pipe()
@@ -135,7 +198,7 @@ def measure(
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
         os.environ.pop("NO_COLOR", None)
         try:
-            _child(num_requests, refresh_hz, seconds_s, report_out)
+            _child(num_requests, refresh_hz, seconds_s, report_out, screen)
         finally:
             os._exit(0)
     os.close(report_out)
@@ -144,7 +207,7 @@ def measure(
     os.read(report_in, 1)
     num_bytes = _drain(terminal, until=report_in)
     measured = json.loads(os.read(report_in, 4096))
-    delays_ms = sorted(_press(terminal, i) for i in range(num_keys))
+    delays_ms = sorted(_press(terminal, i, screen) for i in range(num_keys))
     os.write(terminal, b"q")
     _drain(terminal, until=None)
     os.waitpid(pid, 0)
@@ -174,14 +237,16 @@ def _drain(terminal: int, *, until: int | None) -> int:
         num_bytes += len(read)
 
 
-def _press(terminal: int, i: int) -> float:
-    wanted = b"prefill %" if i % 2 == 0 else b"prefill ms"
+def _press(terminal: int, i: int, screen: str) -> float:
+    wanted, key = b"prefill %" if i % 2 == 0 else b"prefill ms", b"u"
+    if screen != "1":
+        wanted, key = WINDOWS[i % len(WINDOWS)], b"w"
     end_ns = time.monotonic_ns() + random.randrange(100 * MS, 400 * MS)
     while (left_ns := end_ns - time.monotonic_ns()) > 0:
         if select.select([terminal], [], [], left_ns / SECOND)[0]:
             os.read(terminal, 65536)
     pressed_ns, seen = time.monotonic_ns(), b""
-    os.write(terminal, b"u")
+    os.write(terminal, key)
     while wanted not in seen:
         if not select.select([terminal], [], [], 5)[0]:
             raise TimeoutError("the screen did not answer a key within 5 s")
@@ -195,10 +260,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--keys", type=int, default=100)
+    parser.add_argument("--screen", default="1", help="key of the screen to measure (default: 1)")
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
     arguments = parser.parse_args()
     rows = [
-        measure(arguments.requests, refresh_hz, arguments.seconds, num_keys)
+        measure(arguments.requests, refresh_hz, arguments.seconds, num_keys, arguments.screen)
         for refresh_hz, num_keys in ((4.0, arguments.keys), (10.0, 20))
     ]
     print(f"{'requests':>9}{'Hz':>5}{'core':>8}{'key p50 ms':>12}{'key p99 ms':>12}{'kB/s':>8}")
@@ -210,7 +276,12 @@ def main() -> int:
         )
     if arguments.out is not None:
         targets = {"core_share": TARGET_SHARE, "key_p99_ms": TARGET_KEY_MS}
-        about = {"machine": machine(), "rows": rows, "targets_at_4_hz": targets}
+        about = {
+            "machine": machine(),
+            "screen": arguments.screen,
+            "rows": rows,
+            "targets_at_4_hz": targets,
+        }
         arguments.out.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     is_met = rows[0]["core_share"] <= TARGET_SHARE and rows[0]["key_p99_ms"] <= TARGET_KEY_MS
     print(f"target at 4 Hz (core <= 10%, key p99 <= 50 ms): {'met' if is_met else 'missed'}")

@@ -10,6 +10,10 @@ from inferscope.fold import Snapshot
 KEPT_SNAPSHOTS = 120
 KEPT_ROWS = 40_000
 """Maximum number of rows over all new snapshots, about 50 MB."""
+_LATE_NS = 500_000_000
+"""Age at which a step is in a snapshot at the latest."""
+_SLICES_A_ROW = 12
+"""Slices of steps that take as much memory as one row."""
 
 
 class SnapshotHistory:
@@ -24,6 +28,8 @@ class SnapshotHistory:
         """Start with snapshots that stay."""
         self._earlier = tuple(earlier)
         self._kept: deque[Snapshot] = deque()
+        self._rows_of: deque[int] = deque()
+        """Rows of each kept snapshot, the slices of its new steps included."""
         self._num_rows = 0
         self.shown_idx = 0
 
@@ -38,13 +44,16 @@ class SnapshotHistory:
     def add(self, snapshot: Snapshot) -> None:
         """Add the newest; if nothing happened since the previous one, it replaces that."""
         if self._kept and self._kept[-1].mono_ns == snapshot.mono_ns:
-            self._num_rows -= _num_rows(self._kept.pop())
+            self._kept.pop()
+            self._num_rows -= self._rows_of.pop()
+        self._rows_of.append(_num_rows(snapshot, self._kept[-1] if self._kept else None))
+        self._num_rows += self._rows_of[-1]
         self._kept.append(snapshot)
-        self._num_rows += _num_rows(snapshot)
         while len(self._kept) > 1 and (
             len(self._kept) > KEPT_SNAPSHOTS or self._num_rows > KEPT_ROWS
         ):
-            self._num_rows -= _num_rows(self._kept.popleft())
+            self._kept.popleft()
+            self._num_rows -= self._rows_of.popleft()
             if self.shown_idx >= len(self._earlier):
                 self.shown_idx = max(self.shown_idx - 1, len(self._earlier))
 
@@ -54,5 +63,14 @@ class SnapshotHistory:
         return self[self.shown_idx]
 
 
-def _num_rows(snapshot: Snapshot) -> int:
-    return sum(len(view.requests) for view in snapshot.engines)
+def _num_rows(snapshot: Snapshot, before: Snapshot | None) -> int:
+    """Return the rows of a snapshot; steps that the one before it holds too are shared."""
+    num_rows = num_slices = 0
+    since_ns = 0 if before is None else before.mono_ns
+    for view in snapshot.engines:
+        num_rows += len(view.requests)
+        for step in reversed(view.steps):
+            if step.end_ns < since_ns - _LATE_NS:
+                break
+            num_slices += len(step.request_ids)
+    return num_rows + num_slices // _SLICES_A_ROW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from inferscope.text.panels.lanes import SPANS_NS, Sight, in_sight, lanes, newes
 from inferscope.text.panels.steps import decomposition, order_steps, step_table
 from inferscope.tui.screens import DetailScreen
 from inferscope.tui.screens.timeline import TimelineScreen
+from inferscope.tui.snapshot_history import SnapshotHistory
 from tests.recorded import DEMO, recorded
 from tests.tui.live_screen import Screen, assert_golden, play, screen
 from tests.tui.scenes import moving_snapshot
@@ -257,9 +259,7 @@ def test_a_request_that_has_left_the_window_is_named() -> None:
     async def scenario() -> None:
         snapshot = recorded()[0]
         (only,) = snapshot.engines
-        from dataclasses import replace
-
-        bare = replace(snapshot, engines=(replace(only, requests=()),))
+        bare = dataclasses.replace(snapshot, engines=(dataclasses.replace(only, requests=()),))
         async with screen(bare) as running:
             await running.press("3", "enter", "enter")
             assert "is not among the requests of this window" in running.text
@@ -306,6 +306,18 @@ def test_the_source_is_asked_for_steps_only_while_they_are_on_screen() -> None:
     play(scenario)
 
 
+def test_the_steps_of_kept_snapshots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferscope.tui.snapshot_history.KEPT_ROWS", 40)
+    past, steps = SnapshotHistory(), view().steps
+    for at in range(100, len(steps), 10):
+        only = dataclasses.replace(view(), steps=steps[at - 100 : at], requests=())
+        now_ns = steps[at - 1].end_ns
+        past.add(dataclasses.replace(recorded()[0], mono_ns=now_ns, engines=(only,)))
+    assert 2 <= len(past) < 60
+    held = {id(step): step for each in past for step in each.engines[0].steps}
+    assert sum(len(step.request_ids) for step in held.values()) < 12 * 40 + 600
+
+
 def two_ranks(steps: Sequence[StepView]) -> tuple[StepView, ...]:
     """Return the steps as if a second rank had executed them, half a millisecond later."""
     from msgspec.structs import replace
@@ -328,9 +340,7 @@ def two_ranks(steps: Sequence[StepView]) -> tuple[StepView, ...]:
 
 
 def test_ranks_of_a_team_have_lanes_and_the_slowest_is_marked() -> None:
-    from dataclasses import replace
-
-    team = replace(view(), steps=two_ranks(view().steps[-200:]))
+    team = dataclasses.replace(view(), steps=two_ranks(view().steps[-200:]))
     until_ns = newest_ns(team)
     lines = lanes(team, 120, 24, sight=Sight(until_ns - 500_000_000, until_ns))
     of_ranks = [line for line in lines if text_of(line)[2:].startswith("  rank")]
