@@ -6,6 +6,7 @@ import math
 
 from matplotlib.figure import Figure as Canvas
 
+from inferscope.insight import Ceiling, ceilings
 from inferscope.insight.run import EngineFacts, RooflinePoint
 from inferscope.report.axes import amount
 from inferscope.report.blocks import (
@@ -29,7 +30,7 @@ _LINES = {"measured": "-", "spec": (0, (5, 3))}
 _METHOD = (
     "Modelled: FLOPs, from the model's shape. {how}: bytes. Apportioned: device time of the phase,"
     " over all finished requests and ranks. Ceilings: spec is the maker's figure, measured that of"
-    " `inferscope calibrate`."
+    " inferscope calibrate."
 )
 
 
@@ -44,7 +45,7 @@ def roofline(engine: EngineFacts) -> Section:
     if placed:
         blocks.append(_figure(engine, placed))
     blocks.append(_table(engine, points))
-    if not _ceilings(engine):
+    if not ceilings(engine.view.counters):
         blocks.append(
             prose(
                 "The device's ceilings are unknown: run `inferscope calibrate` on its host before"
@@ -60,20 +61,9 @@ def roofline(engine: EngineFacts) -> Section:
     return Section("roofline", "Roofline", tuple(blocks))
 
 
-def _ceilings(engine: EngineFacts) -> dict[str, tuple[float | None, float | None]]:
-    """Return compute and memory peaks by their origin, spec or measured."""
-    counters = engine.view.counters
-    compute, memory = counters.compute_peaks_flops_s, counters.memory_peaks_bytes_s
-    return {
-        name: (compute.get(name), memory.get(name))
-        for name in ("spec", "measured")
-        if name in compute or name in memory
-    }
-
-
 def _table(engine: EngineFacts, points: list[RooflinePoint]) -> Table:
     how = "Measured by counters" if all(each.is_sampled for each in points) else "Modelled"
-    ceilings = _ceilings(engine)
+    known = ceilings(engine.view.counters)
     columns = [
         Column("phase"),
         Column("tokens", "number"),
@@ -83,19 +73,18 @@ def _table(engine: EngineFacts, points: list[RooflinePoint]) -> Table:
         Column("byte/s", "number"),
         Column("FLOP/byte", "number"),
     ]
-    for name in ceilings:
-        columns.append(Column(f"of {name} compute", "number"))
-        columns.append(Column(f"of {name} memory", "number"))
+    for ceiling in known:
+        columns += [
+            Column(f"of {ceiling.name} compute", "number"),
+            Column(f"of {ceiling.name} memory", "number"),
+            Column("limited by", title=f"by the ridge of the {ceiling.name} ceilings"),
+        ]
     return Table(
-        tuple(columns),
-        tuple(_row(each, ceilings) for each in points),
-        method=_METHOD.format(how=how).replace("`", ""),
+        tuple(columns), tuple(_row(each, known) for each in points), method=_METHOD.format(how=how)
     )
 
 
-def _row(
-    point: RooflinePoint, ceilings: dict[str, tuple[float | None, float | None]]
-) -> tuple[Cell, ...]:
+def _row(point: RooflinePoint, known: list[Ceiling]) -> tuple[Cell, ...]:
     key = point.phase
     cells: list[Cell] = [
         Marked(key, _ROLES[key]),
@@ -106,10 +95,20 @@ def _row(
         _amount(f"{key}.bytes_s", point.bytes_s),
         _amount(f"{key}.flops_per_byte", point.flops_per_byte),
     ]
-    for name, (compute, memory) in ceilings.items():
-        cells.append(_of(f"{key}.of_{name}_compute", point.flops_s, compute))
-        cells.append(_of(f"{key}.of_{name}_memory", point.bytes_s, memory))
+    for ceiling in known:
+        name = ceiling.name
+        cells += [
+            _of(f"{key}.of_{name}_compute", point.flops_s, ceiling.flops_s),
+            _of(f"{key}.of_{name}_memory", point.bytes_s, ceiling.bytes_s),
+            _limit(point, ceiling),
+        ]
     return tuple(cells)
+
+
+def _limit(point: RooflinePoint, ceiling: Ceiling) -> str:
+    if point.flops_per_byte is None or ceiling.ridge is None:
+        return UNKNOWN
+    return "memory" if point.flops_per_byte < ceiling.ridge else "compute"
 
 
 def _of(key: str, rate: float | None, peak: float | None) -> Number:
@@ -121,13 +120,9 @@ def _amount(key: str, value: float | None) -> Number:
 
 
 def _figure(engine: EngineFacts, points: list[RooflinePoint]) -> Figure:
-    ceilings = {
-        name: (compute, memory)
-        for name, (compute, memory) in _ceilings(engine).items()
-        if compute and memory
-    }
+    known = [each for each in ceilings(engine.view.counters) if each.ridge is not None]
     intensities = [each.flops_per_byte or 1.0 for each in points]
-    ridges = [compute / memory for compute, memory in ceilings.values() if compute and memory]
+    ridges = [each.ridge or 1.0 for each in known]
     low = 10 ** math.floor(math.log10(min(intensities + ridges)) - 0.5)
     high = 10 ** math.ceil(math.log10(max(intensities + ridges)) + 0.5)
     tooltips: dict[str, str] = {}
@@ -137,13 +132,12 @@ def _figure(engine: EngineFacts, points: list[RooflinePoint]) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.grid(visible=True, which="major", linewidth=0.7)
-        for name, (compute, memory) in ceilings.items():
-            assert compute is not None
-            assert memory is not None
-            ridge = compute / memory
-            axes.plot([low, ridge, high], [low * memory, compute, compute], color=INK,
-                      linestyle=_LINES[name], linewidth=1.3)  # fmt: skip
-            axes.annotate(f"{name} {amount(compute)}FLOP/s, {amount(memory)}B/s", (high, compute),
+        for ceiling, ridge in zip(known, ridges, strict=True):
+            heights = [ceiling.attainable(at) or 0.0 for at in (low, ridge, high)]
+            axes.plot([low, ridge, high], heights, color=INK, linestyle=_LINES[ceiling.name],
+                      linewidth=1.3)  # fmt: skip
+            rates = f"{amount(ceiling.flops_s or 0)}FLOP/s, {amount(ceiling.bytes_s or 0)}B/s"
+            axes.annotate(f"{ceiling.name} {rates}, ridge {ridge:.3g}", (high, heights[-1]),
                           xytext=(-2, 3), textcoords="offset points", ha="right", fontsize=8.5,
                           color=DIM)  # fmt: skip
         for point in points:
@@ -157,7 +151,7 @@ def _figure(engine: EngineFacts, points: list[RooflinePoint]) -> Figure:
                 f" {amount(point.bytes_s or 0)}B/s"
             )
         heights = [each.flops_s or 1.0 for each in points]
-        peaks = [compute for compute, _ in ceilings.values() if compute]
+        peaks = [each.flops_s or 1.0 for each in known]
         axes.set_ylim(min(heights) / 8, max(heights + peaks) * 4)
         axes.set_xlim(low, high)
         axes.yaxis.set_major_formatter(lambda value, _: f"{amount(value)}FLOP/s")
