@@ -13,6 +13,7 @@ from inferscope.cli.sampler import SamplerDocument
 from inferscope.cli.slo.check import CheckDocument
 from inferscope.fold import SnapshotDocument
 from inferscope.insight import ProfileDocument
+from inferscope.insight.passes import PassesDocument
 from inferscope.json_document import Document
 from inferscope.load import LoadDocument
 from inferscope.metrics_page import PageView
@@ -26,7 +27,7 @@ from inferscope.text import (
     WhyDocument,
 )
 
-LIST, PAGE = "attach (several engines)", "attach URL"
+LIST, PAGE, PASSES = "attach (several engines)", "attach URL", "attach FILE.jsonl"
 """Names of the documents that `attach` prints for targets other than one engine."""
 COMPARISON = "demo --compare"
 """Name of the document that `demo` prints for a comparison."""
@@ -35,6 +36,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "attach": SnapshotDocument,
     LIST: EngineList,
     PAGE: PageView,
+    PASSES: PassesDocument,
     "demo": SnapshotDocument,
     COMPARISON: ComparisonDocument,
     "why": WhyDocument,

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from inferscope.cli.folding import add_refit, add_source, fold_all
+from inferscope.cli.forward_passes import is_passes, passes_of
 from inferscope.cli.targets import is_remote
 from inferscope.errors import BadInput, NotFound
 from inferscope.fold import Judging
@@ -53,12 +54,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
   inferscope findings demo.isr --slo slo.yaml
   inferscope findings 41233 --json | jq '.engines[].findings[].id'
   inferscope findings http://gpu7:8000      a server that is not observed, from its /metrics
+  inferscope findings dynamo-fpm.4192.000000.jsonl.gz   forward-pass metrics of Dynamo or SGLang
 """
 
 
 def run(options: argparse.Namespace) -> int:
     """Analyze the run and print its findings."""
-    found = _of_page(options) if is_remote(options.source) else _of_records(options)
+    if is_passes(options.source):
+        found = _of_passes(options)
+    else:
+        found = _of_page(options) if is_remote(options.source) else _of_records(options)
     if options.json:
         sys.stdout.write(findings_json(found))
         return 0
@@ -87,6 +92,21 @@ def _of_records(options: argparse.Namespace) -> tuple[EngineFindings, ...]:
             f"{source.title} holds no records of an engine. Record while the engine serves."
         )
     return found
+
+
+def _of_passes(options: argparse.Namespace) -> tuple[EngineFindings, ...]:
+    """Return the findings of forward-pass metrics.
+
+    Raises:
+        BadInput: the target cannot be read, or an option needs single requests.
+        NotFound: nothing was published.
+    """
+    from inferscope.insight.passes import passes_findings
+
+    if options.slo is not None or options.refit:
+        option = "--refit" if options.slo is None else "--slo"
+        raise BadInput(f"forward passes have no single requests. Leave out {option}.")
+    return passes_findings(passes_of(options.source))
 
 
 def _of_page(options: argparse.Namespace) -> tuple[EngineFindings, ...]:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from inferscope.text.lines import TRIANGLE, Line, Span, fit_line, frame, rule
     from inferscope.text.once import once_text
+    from inferscope.text.passes import passes_text
     from inferscope.text.report import WhyDocument, report_json, report_lines
     from inferscope.text.scene import REFRESH_RATES_HZ, WINDOWS_NS, Scene
     from inferscope.text.shares import SharesDocument, shares_json, shares_lines
@@ -118,6 +119,7 @@ __all__ = [
     "once_text",
     "order_rows",
     "outcome_sentence",
+    "passes_text",
     "provenance_sentence",
     "report_json",
     "report_lines",
@@ -181,6 +183,7 @@ __getattr__ = lazy_names(
         ],
         "lines": ["Line", "Span", "TRIANGLE", "fit_line", "frame", "rule"],
         "once": ["once_text"],
+        "passes": ["passes_text"],
         "report": ["WhyDocument", "report_json", "report_lines"],
         "scene": ["REFRESH_RATES_HZ", "Scene", "WINDOWS_NS"],
         "shares": ["SharesDocument", "shares_json", "shares_lines"],

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from inferscope.cli.documents import COMPARISON, DOCUMENTS, LIST, PAGE
+from inferscope.cli.documents import COMPARISON, DOCUMENTS, LIST, PAGE, PASSES
 from inferscope.cli.engine_list import SOURCE as LIST_SOURCE
+from inferscope.insight.passes.view import SOURCE as PASSES_SOURCE
 from inferscope.json_document import VERSION
 from inferscope.metrics_page.view import SOURCE as PAGE_SOURCE
 
@@ -38,5 +39,7 @@ def _verb(arguments: Sequence[str], text: str) -> str:
         return " ".join(arguments[:2])
     if arguments[0] == "attach":
         printed: dict[str, Any] = json.loads(text)
-        return {LIST_SOURCE: LIST, PAGE_SOURCE: PAGE}.get(printed["source"], "attach")
+        return {LIST_SOURCE: LIST, PASSES_SOURCE: PASSES, PAGE_SOURCE: PAGE}.get(
+            printed["source"], "attach"
+        )
     return COMPARISON if "--compare" in arguments else arguments[0]

@@ -7,6 +7,7 @@ metrics page of a server on this host's usual ports (8000, 8080, 30000). A targe
   pid          of the engine, of a process that started it, or of one that it started
   name         an engine ID, a model name, or the beginning of either
   file         a recording (.isr), a ring (.ring) or a folder of rings, of exited processes too
+  FILE.jsonl   forward-pass metrics of Dynamo or SGLang; also .jsonl.gz, ipc:// and tcp://
   URL          a server that is not observed: totals from its /metrics page, without a ledger
 
 --since and --at open the history: [ and ] step through it, End returns to the present. A time is a
@@ -24,6 +25,7 @@ from inferscope.cli.attach.history import open_history
 from inferscope.cli.attach.unobserved import hint, offer, unobserved_servers
 from inferscope.cli.counters import sampler_hint
 from inferscope.cli.engine_list import ask_which, list_json
+from inferscope.cli.forward_passes import is_passes
 from inferscope.cli.screen import add_objectives, judged_source, levels_watch
 from inferscope.cli.targets import (
     Choose,
@@ -91,6 +93,10 @@ def run(options: argparse.Namespace) -> int:
     servers = unobserved_servers() if options.target is None and is_live else []
     if servers and _is_asking(options):
         options.target = offer(servers)
+    if is_passes(options.target):
+        from inferscope.cli.attach.passes import show_passes
+
+        return show_passes(options)
     if is_remote(options.target):
         from inferscope.cli.attach.page import show_page
 
