@@ -195,7 +195,7 @@ def rank_span(
             return RankSpan(
                 ring, rank, stage, start_ns, start_ns + measured_ns, measured_ns, "device"
             )
-    took_ns = max(1, ready_ns - launched_ns - max(0, span.waited_ns))
+    took_ns = max(1, ready_ns - launched_ns - max(0, sum(span.waits_ns)))
     return RankSpan(ring, rank, stage, launched_ns, ready_ns, took_ns, "host")
 
 

@@ -158,14 +158,13 @@ class Spans:
                     span.ready_ns,
                     span.device_start_ns,
                     span.device_end_ns,
-                    (),
+                    (waited_ns,) if waited_ns else (),
                     span.mode if mode is None else mode,
                     span.padded_tokens if padded is None else padded,
                     span.cold,
                     span.dummy,
                     False,
                     *tokens,
-                    waited_ns,
                 )
             )
         self.publish_pending()

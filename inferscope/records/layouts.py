@@ -335,8 +335,8 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
     device_start_ns: int | None = None
     """Raw device time since the probe's first anchor, in nanoseconds; see `Clock`."""
     device_end_ns: int | None = None
-    marks_ns: tuple[int, ...] = ()
-    """Times within the step; currently unused."""
+    waits_ns: tuple[int, ...] = ()
+    """Times within the span that this rank waited for others, in collectives; none of its own."""
     mode: str = "eager"
     padded_tokens: int = 0
     cold: bool = False
@@ -347,8 +347,6 @@ class StepSpan(Record, frozen=True, gc=False, array_like=True):
     If that process is on another host, the fold here knows nothing else of the step's phases."""
     decode_tokens: int = 0
     """Number of decode tokens on such a rank."""
-    waited_ns: int = 0
-    """Time within the span that this rank waited for others, in collectives; none of its own."""
 
 
 class Emitted(Record, frozen=True, gc=False, array_like=True):

@@ -27,6 +27,7 @@ from inferscope.errors import BadInput
 from inferscope.insight.findings.ranks import slow_rank
 from inferscope.probe import Probe
 from inferscope.records import EngineInfo, ExpertLoad, StepSlices, StepSpan
+from tests.children import child
 from tests.engine.checkpoints import VOCAB, Checkpoint, prompts
 from tests.engine.rank_threads import ThreadGroup, Threads
 from tests.engine.test_model import attend_densely
@@ -221,9 +222,8 @@ while True:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["tensor_parallel", "pipeline_parallel"])
 def test_killed_driver_leaves_no_rank(way: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _DRIVER.format(way=way)], stdout=subprocess.PIPE
-    ) as driver:
+    words = [sys.executable, "-c", _DRIVER.format(way=way)]
+    with child(words, stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         pids = [int(pid) for pid in driver.stdout.readline().split()]
         assert len(pids) == 2

@@ -21,8 +21,8 @@ from inferscope.records import (
 )
 
 NOT_TIMES = {
-    "device_start_ns", "device_end_ns", "marks_ns", "device_ns",  # of the device's clock
-    "error_ns", "cost_ns", "hidden_ns", "blocked_ns", "waited_ns", "took_ns",  # durations
+    "device_start_ns", "device_end_ns", "device_ns",  # of the device's clock
+    "error_ns", "cost_ns", "hidden_ns", "blocked_ns", "waits_ns", "took_ns",  # durations
     "emitted_before_ns",
     "real_ns", "real_offset_ns",  # of the wall clock
 }  # fmt: skip

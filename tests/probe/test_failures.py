@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "same_step": lambda probe, index: probe.same_step(
         2, start_ns=0, end_ns=1, waiting=0, running=1, emitted_step=1
     ),
+    "routed": lambda probe, index: probe.routed(1, [[1, 0], [0, 1]], per_token=1),
     "sign": lambda probe, index: probe.sign(1, requests=[index], tokens=[1]),
     "emitted": lambda probe, index: probe.emitted([index], [1], step=1),
     "unsupported": lambda probe, index: probe.unsupported("pauses: gone"),

@@ -231,7 +231,8 @@ class TimelineScreen(SceneScreen):
         orders = list(SORTS)
         self._sort = orders[(orders.index(self._sort) + 1) % len(orders)]
         self._key, self._top = None, 0
-        if self._sort != "time":
+        view = self.scene.view
+        if self._sort != "time" and view is not None and view.steps:
             self._freeze()
             chosen = self.selected
             if chosen is not None:

@@ -216,7 +216,10 @@ def test_files_of_an_earlier_release_are_queried_with_current_ones(
 
 def test_the_older_files_lack_what_came_since() -> None:
     for name, lacks in (
-        ("requests", ("adapter", "transfers", "ledger_missing", "partial")),
+        (
+            "requests",
+            ("adapter", "transfers", "ledger_missing", "partial", "cache", "conversation"),
+        ),
         ("steps", ("provisional", "bounded_ns")),
         ("slices", ("synthetic",)),
     ):
