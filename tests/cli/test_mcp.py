@@ -25,7 +25,7 @@ from tests.cli.running import ROOT, inferscope
 from tests.engine.server.running import serving
 from tests.insight.test_why import SAMPLE
 
-TOOLS = {"list_engines", "snapshot", "findings", "why", "shares"}
+TOOLS = {"list_engines", "snapshot", "findings", "why", "shares", "diff"}
 
 
 def text_of(result: CallToolResult) -> str:
@@ -94,6 +94,8 @@ def test_answers_over_stdio_are_the_documents_of_the_verbs(tmp_path: Path) -> No
         request = rows[0]["external_id"]
         why = text_of(await client.call_tool("why", {"request": request, **sample}))
         assert why == inferscope("why", request, str(SAMPLE), "--json", rings=tmp_path).stdout
+        diff = text_of(await client.call_tool("diff", {"a": str(SAMPLE), "b": str(SAMPLE)}))
+        check_document("diff", diff)
         missing = await client.call_tool("why", {"request": "no-such-request", **sample})
         assert missing.is_error
         assert "no request ID begins with no-such-request" in text_of(missing)

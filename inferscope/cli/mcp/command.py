@@ -2,7 +2,7 @@
 
 The server speaks on standard input and output, and starts with an assistant's configuration. Its
 tools only read: they list the engines, and answer with the documents that the commands `attach`,
-`findings`, `why` and `shares` print with --json. No answer holds a prompt or a response.
+`findings`, `why`, `shares` and `diff` print with --json. No answer holds a prompt or a response.
 """
 
 from __future__ import annotations

@@ -112,6 +112,14 @@ class Tools:
         """Divide the device's time by request, tenant, phase or model."""
         return await self._document("shares", ["--by", by], [target])
 
+    async def diff(
+        self,
+        a: Annotated[str, Field(description="recording or engine: the baseline")],
+        b: Annotated[str, Field(description="recording or engine compared with it")],
+    ) -> str:
+        """Compare two recordings: what changed at the same workload, and which causes moved."""
+        return await self._document("diff", [], [a, b])
+
     async def _document(
         self,
         verb: str,
@@ -154,7 +162,14 @@ def make_server(*, hash_ids: bool) -> MCPServer:
         "inferscope", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
     )
     tools = Tools(hash_ids=hash_ids)
-    for tool in (tools.list_engines, tools.snapshot, tools.findings, tools.why, tools.shares):
+    for tool in (
+        tools.list_engines,
+        tools.snapshot,
+        tools.findings,
+        tools.why,
+        tools.shares,
+        tools.diff,
+    ):
         server.add_tool(tool, annotations=_READ_ONLY, structured_output=False)
     return server
 
