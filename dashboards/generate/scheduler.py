@@ -122,6 +122,10 @@ def _cache() -> list[timeseries.Panel]:
     prompts = rate(tokens, 'phase="prefill"', by=_ENGINE)
     again = rate("inferscope_wasted_gpu_seconds_total", 'reason="recompute"', by=_ENGINE)
     seconds = rate("inferscope_gpu_phase_seconds_total", by=_ENGINE)
+    classes = rate("inferscope_prompt_tokens_total")
+    by_class = rate("inferscope_prompt_tokens_total", by="cache")
+    missed = rate("inferscope_cache_miss_gpu_seconds_total", by="cause")
+    whole = rate("inferscope_gpu_phase_seconds_total")
     return [
         graph(
             "KV blocks in use",
@@ -139,6 +143,36 @@ def _cache() -> list[timeseries.Panel]:
             "Share of the prompts' tokens that are not computed.",
             "percentunit",
             PanelQuery(f"{cached} / {prompts}", "{{engine_id}}"),
+            width=8,
+            most=1,
+        ),
+        graph(
+            "Prompt tokens by use of the cache",
+            "From hit to new; evicted, pending, namespace and changed ones were seen before. "
+            "Absent for engines that do not report the use of their cache.",
+            "percentunit",
+            PanelQuery(f"{by_class} / on () group_left () {classes}", "{{cache}}"),
+            width=8,
+            stacked=True,
+            most=1,
+        ),
+        graph(
+            "Cost of misses",
+            "Share of device time spent on prompt tokens that the cache did not hold, by cause.",
+            "percentunit",
+            PanelQuery(f"{missed} / on () group_left () {whole}", "{{cause}}"),
+            width=8,
+            stacked=True,
+        ),
+        graph(
+            "Hit ratio by size of the KV cache",
+            "Of the same requests, modelled from a sample: what half, twice and four times the "
+            "cache would hold. Absent for sizes below the peak of requests in flight.",
+            "percentunit",
+            PanelQuery(
+                now("inferscope_cache_hit_ratio_at_size", by="engine_id, size", how="max"),
+                "{{engine_id}} {{size}}x (modelled)",
+            ),
             width=8,
             most=1,
         ),

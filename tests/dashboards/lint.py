@@ -21,6 +21,7 @@ SOURCES = {
 _METRIC_UNITS = {
     "seconds": "s",
     "ratio": "percentunit",
+    "ratio_at_size": "percentunit",
     "bytes": "bytes",
     "bytes_per_second": "Bps",
     "flops_per_second": "flops",
