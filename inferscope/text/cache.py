@@ -332,7 +332,10 @@ def _caveats(report: CacheReport) -> Iterator[str]:
     if use.num_unpriced:
         yield f"{use.num_unpriced:,} requests have no price: their prefill was not all observed."
     if use.num_unknown:
-        yield f"{use.num_unknown:,} finished requests have no record of the cache and are left out."
+        yield (
+            f"{use.num_unknown:,} finished requests were not admitted, or have no record of the"
+            " cache; they are left out."
+        )
 
 
 def _wrapped(text: str, width: int) -> list[str]:
