@@ -38,11 +38,11 @@ def side(name: str, **changes: object) -> DiffSide:
     return replace(made, **changes)
 
 
-def held(*limits: str, prefill: float = 2.0) -> RecordingComparison:
+def held(*limits: str, prefill: float = 1.3) -> RecordingComparison:
     """Return the comparison with recordings of slower prompts, held against limits."""
     a, b = (
-        columns_of(recording(1, load_seed=1, named=True)),
-        columns_of(recording(2, load_seed=1, named=True, prefill=prefill)),
+        columns_of(recording(7, load_seed=7, named=True)),
+        columns_of(recording(8, load_seed=7, named=True, prefill=prefill)),
     )
     parsed = [parse_limit(text) for text in limits]
     return compare_recordings(a, b, level=0.95, seed=0, change_limits=parsed)

@@ -123,13 +123,13 @@ def test_a_slower_prompt_is_found_and_its_ledger_row_named(named: bool) -> None:
 
 def test_the_same_requests_show_a_smaller_difference_than_others_of_their_lengths() -> None:
     a = recording(7, load_seed=7, named=True)
-    b = recording(8, load_seed=7, named=True, prefill=1.1)
+    b = recording(8, load_seed=7, named=True, prefill=1.3)
     paired = by_name(compared(a, b))["ttft_mean"]
     unnamed = [[replace(one, external_id=None) for one in side] for side in (a, b)]
     alone = by_name(compared(*unnamed))["ttft_mean"]
     assert paired.verdict == "higher"
     assert paired.difference == pytest.approx(alone.difference, rel=0.02)
-    assert paired.high - paired.low < 0.6 * (alone.high - alone.low)
+    assert paired.high - paired.low < 0.7 * (alone.high - alone.low)
 
 
 def test_longer_prompts_alone_are_no_difference_at_the_same_lengths() -> None:

@@ -11,8 +11,8 @@ with the end joined to the beginning (moving-block bootstrap: H. R. Künsch, Ann
 
 A machine's speed swings more slowly than that. With at most ten blocks, those of a long recording
 are long and hold such swings; thirty would narrow an interval by a fifth only. And half of the
-resamples have blocks of twice the length: if values of neighbouring blocks swing together, these
-spread more, and the larger spread counts.
+resamples have blocks of twice the length: if neighbouring blocks swing together, these spread more,
+and what is still missing is extrapolated (`intervals`).
 """
 
 from __future__ import annotations

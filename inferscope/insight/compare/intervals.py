@@ -118,7 +118,11 @@ def _error(resampled: Floats, num_blocks: int) -> float:
     short, long = (float(np.nanvar(half)) for half in resampled.reshape(2, -1))
     num_long = round(num_blocks / 2)
     # Of so few blocks, the spread of resamples is too small by these factors.
-    return sqrt(max(short * num_blocks / (num_blocks - 1), long * num_long / max(num_long - 1, 1)))
+    short *= num_blocks / (num_blocks - 1)
+    long *= num_long / max(num_long - 1, 1)
+    # If neighbouring blocks swing together, the variance is too small by a part that falls with the
+    # length of the blocks: half as much is missing of the longer ones.
+    return sqrt(max(short, 2 * long - short))
 
 
 def student_t(level: float, freedom: float) -> float:
