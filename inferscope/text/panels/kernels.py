@@ -6,7 +6,7 @@ from inferscope.insight import KERNEL, ProfileDocument
 from inferscope.text.lines import Line, Role, frame
 from inferscope.text.plots import UNKNOWN, bar, count, duration, fit, plain, share
 
-_NUMBERS = 28
+_NUMBERS = 29
 _BAR = 16
 
 
