@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from inferscope.fold.miss_ratio import Curve, CurvePoint
-from inferscope.fold.snapshots import CacheView, EngineView
+from inferscope.fold.snapshots import CacheView, EngineView, ExpertsView
 from inferscope.records import EngineInfo, StepPlan
 from inferscope.text.bodies import engine_body
 from inferscope.text.lines import text_of, width_of
@@ -94,6 +94,17 @@ def test_misses_of_the_cache_show_the_largest_classes_and_what_more_memory_gives
     assert "4×" not in text, "a withheld size is not shown"
     without = "\n".join(text_of(line) for line in reuse(engine_view(), 120, 9))
     assert "misses" not in without
+
+
+def test_the_load_of_experts_is_shown_for_a_mixture_alone() -> None:
+    experts = ExpertsView(8, 100.0, 250, 180.0, layer=3, expert=5, expert_share=0.4)
+
+    def text(view: EngineView) -> str:
+        return "\n".join(text_of(line) for line in reuse(view, 120, 10))
+
+    assert "experts" not in text(engine_view())
+    assert "busiest 2.5x mean" in text(replace(engine_view(), experts=experts))
+    assert "layer 3: expert 5 40.0%" in text(replace(engine_view(), experts=experts))
 
 
 def test_what_is_not_recorded_is_unknown_and_not_zero() -> None:

@@ -1,4 +1,4 @@
-"""Work saved and lost: prefix cache, preemption, speculation, adapters, transfers."""
+"""Work saved and lost: prefix cache, preemption, speculation, experts, adapters, transfers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from inferscope.fold import CacheView, EngineView, KvTransfer
 from inferscope.text.lines import Line, Role, frame
+from inferscope.text.panels.kv import expert_load
 from inferscope.text.plots import UNKNOWN, count, duration, fit, plain, share, sparkline
 
 _HEAD = 11
@@ -37,6 +38,7 @@ def reuse(view: EngineView, width: int, height: int) -> list[Line]:
             role="alarm" if any(series.preempted) else "bar",
         ),
         *_drafts(view, chart),
+        *_experts(view),
         _labelled("adapters", _adapters(view, inner - _HEAD)),
         _labelled("transfers", _transfers(view)),
     ]
@@ -113,6 +115,11 @@ def _drafts(view: EngineView, chart: int) -> list[Line]:
             )
         )
     return lines
+
+
+def _experts(view: EngineView) -> list[Line]:
+    """Return the load of a mixture's experts; nothing for a dense model."""
+    return [] if view.experts is None else [_labelled("experts", expert_load(view.experts))]
 
 
 def _adapters(view: EngineView, room: int) -> str:
