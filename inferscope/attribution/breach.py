@@ -36,6 +36,8 @@ _MOST_PEERS = 50
 _DOMINANT = 2
 """Smallest ratio of a wait to all other waits together at which it is the main cause without peers:
 in an overload no request of like length meets its objective."""
+_QUEUES = frozenset({"queue", "queue_idle"})
+"""Two rows of one wait: the queue, with a step running or without."""
 _LIKE = 2
 """Largest ratio of two lengths that count as similar."""
 
@@ -197,10 +199,15 @@ def _top(causes: tuple[BreachCause, ...], over_ns: int, *, unseen_ns: int) -> st
     own = [one for one in causes if one.cause in OWN_WORK]
     if own and sum(one.ns for one in waits) < over_ns:
         return own[0].cause
-    if not waits or waits[0].is_sufficient is False:
+    if not waits:
         return None
-    others_ns = sum(one.ns for one in waits[1:])
-    return waits[0].cause if waits[0].ns >= _DOMINANT * others_ns else None
+    longest = waits[0]
+    same = _QUEUES if longest.cause in _QUEUES else {longest.cause}
+    same_ns = sum(one.ns for one in waits if one.cause in same)
+    others_ns = sum(one.ns for one in waits if one.cause not in same)
+    if longest.is_sufficient is False and same_ns < over_ns:
+        return None
+    return longest.cause if same_ns >= _DOMINANT * others_ns else None
 
 
 def _minimal_set(by_cause: Mapping[str, int], over_ns: int) -> tuple[str, ...]:

@@ -204,6 +204,12 @@ def test_without_peers_the_only_cause_that_suffices_is_named_and_of_two_none() -
     assert top_cause(life, [LatencyLimit("ttft", 500 * MS)]) == "queue"
 
 
+def test_without_peers_a_queue_is_one_wait_with_a_step_running_or_without() -> None:
+    for gap_ms, cause in ((350, "queue"), (351, None)):
+        queued = {"queue": 400 * MS, "queue_idle": 300 * MS, "cpu_gap": gap_ms * MS}
+        assert breach_of(Lived(queued), "ttft", 500 * MS).top == cause
+
+
 def test_without_peers_a_wait_twice_as_long_as_all_others_is_the_cause() -> None:
     for queue_ms, cause in ((599, None), (600, "queue")):
         own = {"prefill_own": 900 * MS, "slowdown": 200 * MS, "cpu_gap": 100 * MS}
