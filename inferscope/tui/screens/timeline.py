@@ -228,6 +228,8 @@ class TimelineScreen(SceneScreen):
 
     def action_sort(self) -> None:
         """Order the table by the next number."""
+        if self.selected is None:
+            return
         orders = list(SORTS)
         self._sort = orders[(orders.index(self._sort) + 1) % len(orders)]
         self._key, self._top = None, 0
