@@ -58,6 +58,8 @@ class _Prompt(msgspec.Struct, frozen=True, gc=False):
     index: int
     raw: bytes
     namespace: Namespace
+    twin: int = 0
+    """Serial number of the most similar prompt before it; 0 for none."""
 
 
 class PromptHistory:
@@ -116,27 +118,31 @@ class PromptHistory:
         prompt = _Prompt(index, raw, namespace)
         positions = self._finder.positions(raw)
         hashes = shingles(raw, positions)
-        found = self._compare(prompt, positions, hashes)
-        self._add(prompt, positions, hashes)
+        found, twin = self._compare(prompt, positions, hashes)
+        self._add(_Prompt(index, raw, namespace, twin), positions, hashes)
         return found
 
-    def _compare(self, prompt: _Prompt, positions: list[int], hashes: list[int]) -> Likeness | None:
+    def _compare(
+        self, prompt: _Prompt, positions: list[int], hashes: list[int]
+    ) -> tuple[Likeness | None, int]:
+        """Return how a prompt is like the most similar one, and that one's serial number."""
         known = self._known(hashes)
         if not known:
-            return None
+            return None, 0
         votes = Counter([place >> _POSITION_BITS for place in known.values()])
         serial, num_common = self._most_similar(prompt, votes)
         if serial < 0:
-            return None
+            return None, 0
         diverged_at = num_common // TOKEN_BYTES
         earlier = self._prompts[serial]
         spans, again = self._spans(prompt.raw, positions, known, num_common, serial)
         if not diverged_at and not spans:
-            return None
+            return None, 0
         equal_again_at, shift = again or (None, 0)
         pairs = zip(_BITS, prompt.namespace, earlier.namespace, strict=True)
         differs = sum(bit for bit, mine, other in pairs if mine != other)
-        return Likeness(earlier.index, diverged_at, equal_again_at, shift, spans, differs)
+        found = Likeness(earlier.index, diverged_at, equal_again_at, shift, spans, differs)
+        return found, serial
 
     def _known(self, hashes: list[int]) -> dict[int, int]:
         """Return the place of every anchor that a held prompt has, by its number here."""
@@ -154,10 +160,16 @@ class PromptHistory:
         """Return the serial number of the most similar prompt and the bytes in common, or -1."""
         best: tuple[int, bool, int] = (0, False, 0)
         chosen = -1
-        for serial, num in votes.most_common(_MOST_CANDIDATES):
+        candidates = [serial for serial, _ in votes.most_common(_MOST_CANDIDATES)]
+        # An anchor names the newest prompt that has it: a copy hides the prompt that it is of.
+        serial = self._prompts[candidates[0]].twin
+        while serial in self._prompts and len(candidates) < 2 * _MOST_CANDIDATES:
+            candidates.append(serial)
+            serial = self._prompts[serial].twin
+        for serial in candidates:
             other = self._prompts[serial]
             num_common = num_equal(prompt.raw, 0, other.raw, 0)
-            rank = (num_common, other.namespace == prompt.namespace, num)
+            rank = (num_common, other.namespace == prompt.namespace, votes[serial])
             if rank > best:
                 best, chosen = rank, serial
         return chosen, best[0]

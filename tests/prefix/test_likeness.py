@@ -47,6 +47,13 @@ def test_an_edited_token_is_named_and_everything_behind_it_is_equal_again() -> N
             assert found == Likeness(0, at, at + 1, 0, [(at + 1, 300)], 0)
 
 
+def test_a_copy_does_not_hide_the_prompt_that_it_is_of() -> None:
+    first = text(200)
+    copies = [[*first[:at], 7, *first[at + 1 :]] for at in (100, 90, 120)]
+    found = compare(history(), first, *copies, [*first, *text(50)])
+    assert found == Likeness(0, 200, None, 0, [], 0)
+
+
 def test_inserted_tokens_shift_what_is_behind_them() -> None:
     first = text(400)
     second = [*first[:37], *text(11), *first[37:]]
