@@ -169,7 +169,8 @@ class InferScopeApp(App[None]):
             self._freeze_at(self._at_idx)
         if self._first_tab:
             self.action_tab(self._first_tab)
-        self.call_after_refresh(self._begin)
+        # Not after a refresh: a screen that a key leaves before its first one never has it.
+        self.call_later(self._begin)
 
     def on_unmount(self) -> None:
         """Stop fetching; the source is then closed."""
@@ -401,8 +402,7 @@ class InferScopeApp(App[None]):
         yield SystemCommand("Help", "All keys, and how numbers are made", self.action_help)
         yield SystemCommand("Quit", "Quit; the server is unaffected", self.exit)
 
-    # --- helpers
-    # -----------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self.show(self.scene)
