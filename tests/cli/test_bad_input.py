@@ -152,6 +152,7 @@ def test_an_export_closes_a_file_that_was_open_to_others(tmp_path: Path, demo: R
     assert target.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.thorough
 def test_a_demo_of_no_checkpoint_names_it_and_keeps_an_older_recording(tmp_path: Path) -> None:
     out, model = tmp_path / "out", tmp_path / "model"
     out.mkdir()

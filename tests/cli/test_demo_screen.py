@@ -14,10 +14,13 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.children import child
 from tests.cli.running import inferscope
 
 
+@pytest.mark.thorough
 def test_quitting_names_what_is_left_and_commands_that_read_it(tmp_path: Path) -> None:
     rings = tmp_path / "rings"
     # As after `make demo`: the environment's commands are not on PATH.

@@ -29,6 +29,7 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rings" / "mixture"
 
 
+@pytest.mark.thorough
 def test_recorded_loads_are_those_of_transformers(rings: Path, tmp_path: Path) -> None:
     saved = save("qwen3_moe", tmp_path)
     options = EngineOptions(dtype="float32", token_budget=20)

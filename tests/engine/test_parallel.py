@@ -162,6 +162,7 @@ def serve(rings: Path, options: EngineOptions, model: str = "random:tiny") -> It
     assert all(map(is_gone, pids_of(engine)))
 
 
+@pytest.mark.thorough
 def test_slow_rank_is_named_and_a_killed_one_ends_the_engine(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

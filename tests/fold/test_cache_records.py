@@ -182,6 +182,7 @@ def runs(draw: st.DrawFn) -> list[tuple[dict[str, int], int | None, list[int]]]:
     return found
 
 
+@pytest.mark.thorough
 @given(runs(), st.randoms(use_true_random=False))
 def test_laws_hold_and_neither_report_order_nor_cuts_of_windows_matter(
     requests: list[tuple[dict[str, int], int | None, list[int]]], draw: random.Random

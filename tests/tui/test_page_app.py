@@ -59,6 +59,7 @@ def test_the_screen_follows_the_page_and_states_when_it_cannot() -> None:
         asyncio.run(look())
 
 
+@pytest.mark.thorough
 def test_a_frozen_screen_steps_through_what_was_read_and_exports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

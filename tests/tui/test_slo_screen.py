@@ -124,6 +124,7 @@ def test_requests_without_a_miss_and_their_tokens_are_counted_over_the_window(te
     )
 
 
+@pytest.mark.thorough
 def test_other_objectives_are_tried_while_typing_and_kept_by_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_page_shows_running_and_waiting_requests(server: Server) -> None:
     server.wait_until_idle()
 
 
+@pytest.mark.thorough
 def test_block_size_length_and_prefix_cache_are_those_of_the_options(plain: Server) -> None:
     assert "KV pool: 16 blocks of 8 tokens" in plain.said()
     assert "prompt and output may have 60 of the model's 4096 tokens" in plain.said()
