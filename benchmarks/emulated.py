@@ -18,7 +18,7 @@ _START_NS = time.monotonic_ns()
 
 
 class EmulatedClock:
-    """Clock that moves when it is told to."""
+    """Clock that moves only when a caller advances it."""
 
     def __init__(self) -> None:
         self.now_ns = _START_NS

@@ -4,7 +4,7 @@ A and B are recordings of two versions, options, engines or days. Each measure h
 the interval of its difference at the same workload: the same requests if both recordings have them
 by name, else the same prompt and answer lengths. "No difference shown" means that the interval
 includes zero. A value of --fail-on is a limit, such as 'tbt_p99>+5%' or 'queue>+20ms'; it fails if
-the change is beyond it and is no chance.
+the change is beyond it and its interval excludes zero.
 
 Exit status: 0, or 1 if a limit failed, or 2 if the recordings cannot be compared.
 """

@@ -202,11 +202,6 @@ def cache_lines(
     return to_ascii(text) if ascii else text
 
 
-def cache_section(report: CacheReport, width: int) -> list[str]:
-    """Return the report of one engine without its title, as a section of a longer page."""
-    return list(_body(report, "cause", width))
-
-
 def _page(report: CacheReport, by: CacheBy, width: int) -> Iterator[str]:
     use = report.use
     title = f"{plain(report.model or 'Engine')} ({plain(report.engine_id)})"
