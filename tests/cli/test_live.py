@@ -135,8 +135,9 @@ def test_the_rings_of_a_killed_engine_are_read_and_its_requests_are_lost(
     lost = [row for row in requests if row["finish"] == "engine_lost"]
     assert len(requests) > len(lost)
     for row in requests:
-        if row["ledger_missing"] == "not seen by the core":  # killed between the two processes
-            assert row in lost
+        if row["ledger_missing"] == "not seen by the core":
+            # The core's records of it were not written yet; the front end's may be complete.
+            assert row["finish"] in ("engine_lost", "stop")
             assert row["admitted_ns"] is None
             assert row["ledger_ns"] is None
             continue
