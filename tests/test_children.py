@@ -48,6 +48,7 @@ def test_leaves_an_orphan():
 """
 
 
+@pytest.mark.thorough
 def test_a_test_that_leaves_a_process_fails_and_the_process_ends(tmp_path: Path) -> None:
     file = tmp_path / "test_program.py"
     file.write_text(_PROGRAM, encoding="utf-8")

@@ -63,6 +63,7 @@ def test_every_package_lists_its_names_in_order(package: Path) -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.thorough
 def test_other_rooms_are_entered_by_their_packages_alone() -> None:
     past = []
     for path in SOURCES:
@@ -81,6 +82,7 @@ def test_other_rooms_are_entered_by_their_packages_alone() -> None:
     assert not past, "\n".join(past)
 
 
+@pytest.mark.thorough
 def test_every_name_of_a_door_is_used_outside_or_public() -> None:
     used: dict[str, set[str]] = {}
     everywhere = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]

@@ -45,6 +45,7 @@ def of(rows: Rows, kind: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.thorough
 def test_the_export_of_the_sample_breaks_no_law(rows: Rows) -> None:
     totals = check(rows)
     assert totals.breaches == []
@@ -106,6 +107,7 @@ def shift_device_time(rows: Rows) -> None:
     of(rows, "device")["wall_ns"] += 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damage", "breach"),
     [

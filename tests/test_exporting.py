@@ -68,6 +68,7 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         load_exporter("csv")
 
 
+@pytest.mark.thorough
 def test_a_third_partys_exporter_loads_the_same_way(tmp_path: Path, demo: Run) -> None:
     install(tmp_path, "counting", "third_party:CountingExporter", _THIRD_PARTY)
     done = inferscope(

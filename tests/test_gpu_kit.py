@@ -49,6 +49,7 @@ BANKED = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "status", "reason"),
     [

@@ -193,6 +193,7 @@ def test_transformers_is_hooked_where_its_table_has_it(
         assert hook.takes == (() if is_passing_on else place.takes)
 
 
+@pytest.mark.thorough
 def test_batches_of_transformers_before_5_17_are_hooked_where_its_table_has_it(
     patches: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def lacking(engine: Engine, folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.package))
 def test_each_thing_that_is_missing_costs_the_features_that_need_it_and_no_other(
     engine: Engine, tmp_path: Path
@@ -329,6 +331,7 @@ def test_methods_without_self_keep_their_first_parameter(source: Source) -> None
     assert str(lack) == "it: pack.main.Mine has no none"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: str(engine.package))
 def test_another_environment_s_engine_is_checked_without_importing_it(
     engine: Engine, tmp_path: Path

@@ -203,6 +203,7 @@ def test_a_client_that_leaves_ends_its_exchange_then_and_not_when_the_server_has
     assert last.at_ns < manager.tidy_ns - LINGER_S * 1e9 / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_requests_of_a_second_engine_are_not_recorded_as_the_firsts(
     is_batch: bool,
@@ -219,6 +220,7 @@ def test_requests_of_a_second_engine_are_not_recorded_as_the_firsts(
     assert caplog.text.count("unsupported: a second engine in one process") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["sending", "sending_batch", "received"])
 def test_a_fault_in_any_hook_ends_the_probe_and_the_answer_is_the_same(
     method: str,

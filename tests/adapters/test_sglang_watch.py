@@ -546,6 +546,7 @@ tests.run(kind(), tests.requests_of([(5, 40), (6, 40)]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("where", "launched", "emitted"), [("launch", 9, 7), ("wait", 11, 9), ("stream", 11, 9)]
 )

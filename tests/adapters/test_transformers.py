@@ -168,6 +168,7 @@ def _facts(ring: Path) -> list[tuple[str, list[dict[str, Any]]]]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "batching"])
 def test_what_is_recorded_behind_launches_is_what_is_recorded_at_once(
     way: str, model: Any, monkeypatch: pytest.MonkeyPatch
@@ -360,6 +361,7 @@ CALLED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("module", "name", "missing"), CALLED)
 def test_a_version_that_lacks_a_method_of_batching_has_none_of_it_recorded(
     module: str,
@@ -561,6 +563,7 @@ def test_an_interrupt_while_a_call_begins_costs_that_call_alone(
     assert begun.at_ns >= before_ns
 
 
+@pytest.mark.thorough
 def test_interrupts_at_all_lines_of_a_call_cost_no_later_call(model: Any) -> None:
     modules = {transformers.__file__, generate.__file__, recorder.__file__}
     begins_and_ends = {
@@ -796,6 +799,7 @@ HOOKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("owner", "name", "way", "nth"),
     [(*hook, nth) for hook in HOOKS for nth in ((1,) if hook[2] == "batching" else (1, 3))],

@@ -573,6 +573,7 @@ def test_a_preempted_request_has_no_culprits_for_a_pause() -> None:
 # --- any order ------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_blame_sums_to_the_ledger_in_any_order_of_events(seed: int) -> None:

@@ -275,6 +275,7 @@ class Run:
         self.now_ns = max(self.now_ns, life.finished_ns)
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_ledger_is_the_partition_by_clipping(seed: int) -> None:
@@ -359,6 +360,7 @@ def book_decodes(draw: random.Random, ledgers: list[Ledger]) -> int:
     return now_ns + 100
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 def test_runs_of_decodes_are_booked_as_their_steps_one_by_one(seed: int) -> None:

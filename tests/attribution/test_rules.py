@@ -222,6 +222,7 @@ def test_with_one_phase_only_phase_is_fair(
     assert values("phase", model, batch, prefills).tolist() == fair_ns.tolist()
 
 
+@pytest.mark.thorough
 def test_phase_of_many_chunks_is_within_a_few_percent() -> None:
     """Seven to eight chunks of a phase are split by quadrature.
 

@@ -128,6 +128,7 @@ def test_chunks_of_few_sizes_get_it_however_many_they_are(
     assert single == pytest.approx(of_single, abs=close)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_up_to_ten_chunks_among_many_singles_are_split_within_five_percent(name: str) -> None:
     """Measured: 95 % of shares within 2.2 % with blocks of 256, within 1.5 % by any other f."""

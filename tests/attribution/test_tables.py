@@ -127,6 +127,7 @@ def assert_same(model: StepModel, steps: list[Step]) -> None:
         assert sum(numbers[2]) == step.measured_ns - numbers[1]
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(any_model, steps_lists)
 def test_a_table_of_steps_is_split_and_explained_as_each_step_is(
@@ -162,6 +163,7 @@ def test_steps_take_by_the_model_what_their_parts_sum_to(
     np.testing.assert_allclose(by_step, priced.modelled_ns, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(any_model, steps_lists)
 def test_blame_weights_of_a_table_are_those_of_each_step(

@@ -123,6 +123,7 @@ def test_blindness_holds_back_budgets_and_gaps_are_bridged(trust: ModuleType) ->
     assert trust.pages(fires) == [((30.0, 240.0), [burns]), ((900.0, 900.0), [blind])]
 
 
+@pytest.mark.thorough
 def test_every_kind_is_drawn_the_same_again(trust: ModuleType) -> None:
     for kind in trust.KINDS:
         one, other = (trust.series(trust.scenario(kind, 3)) for _ in range(2))

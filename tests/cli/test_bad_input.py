@@ -93,6 +93,7 @@ def test_a_number_out_of_range_is_named(option: str, value: str) -> None:
         parser.parse_args([f"{option}={value}"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num", [0, 1025])
 def test_a_block_out_of_range_is_refused(tmp_path: Path, num: int) -> None:
     line = one_line("demo", "--block-tokens", str(num), rings=tmp_path, code=2)
@@ -105,6 +106,7 @@ def test_an_unknown_quantization_is_refused_with_the_known_ones(tmp_path: Path) 
         assert "quantization 'int3' is unknown. Use int8, int4, fp8." in said
 
 
+@pytest.mark.thorough
 def test_fp8_on_a_cpu_is_refused_when_the_engine_starts(tmp_path: Path) -> None:
     given = ("--port", "0", "--device", "cpu", "--quantization", "fp8")
     said = one_line("serve", "builtin", *given, rings=tmp_path, code=2)

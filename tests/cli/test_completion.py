@@ -41,6 +41,7 @@ def completed(script: Path, line: str, folder: Path) -> set[str]:
     return {word.strip() for word in done.stdout.splitlines()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -60,6 +61,7 @@ def test_bash_completes_commands_options_choices_and_files(
     assert completed(script, line, tmp_path) == offered
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh"])
 def test_each_shell_has_a_script_with_every_command(tmp_path: Path, shell: str) -> None:
     if shell not in shtab.SUPPORTED_SHELLS:

@@ -100,6 +100,7 @@ def test_nothing_was_lost_late_or_unjoined(demo: Run) -> None:
     assert (run["lost"], run["late"], run["unjoined"]) == (0, 0, 0)
 
 
+@pytest.mark.thorough
 def test_the_recording_replays_to_the_numbers_seen_live(demo: Run) -> None:
     recording = str(demo.folder / "demo.isr")
     check = inferscope("replay", recording, "--check", rings=demo.rings)

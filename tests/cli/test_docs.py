@@ -38,6 +38,7 @@ def shown(text: str) -> Iterator[list[str]]:
         yield from filter(None, map(typed, block.splitlines()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
     for words in shown(page.read_text(encoding="utf-8")):
@@ -69,6 +70,7 @@ def test_no_page_and_no_advice_names_a_command_that_there_is_not() -> None:
     assert {word: path for word, path in named.items() if word not in COMMANDS} == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_of_a_command_can_be_parsed(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -96,6 +98,7 @@ def anchor(line: str) -> str:
     return words.replace(" ", "-") if line.startswith("#") else ""
 
 
+@pytest.mark.thorough
 def test_every_key_of_the_json_lines_is_on_the_page_about_files() -> None:
     out = io.BytesIO()
     exporter = load_exporter("jsonl")(out)

@@ -24,6 +24,7 @@ from tests.cli.running import inferscope
 from tests.test_calibration import HERE
 
 
+@pytest.mark.thorough
 def test_every_row_states_whether_it_is_fine_and_each_that_lacks_an_extra_how_to_get_it(
     tmp_path: Path,
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_folders_that_are_searched_are_listed_with_what_is_in_each(
     ring.close()
 
 
+@pytest.mark.thorough
 def test_the_engines_of_another_environment_are_checked_feature_by_feature(tmp_path: Path) -> None:
     target = "vllm.v1.core.sched.scheduler:Scheduler.set_pause_state"
     python = environment(tmp_path, VLLM, "0.28.0", without=target)
@@ -128,6 +130,7 @@ def test_an_environment_without_inferscope_is_given_the_line_that_installs_it(
     assert rows["its engines"].found == "no supported engine is installed there"
 
 
+@pytest.mark.thorough
 def test_the_package_of_another_project_is_named_with_the_lines_that_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

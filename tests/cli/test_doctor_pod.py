@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from inferscope.cli.doctor.pod import IN_A_POD, pod
@@ -59,6 +60,7 @@ def test_a_pod_that_has_them_gets_no_advice(tmp_path: Path) -> None:
     assert list(looked(tmp_path, _ROOT + _SHARED, has_engine=False)) == ["pod: rings"]
 
 
+@pytest.mark.thorough
 def test_outside_a_pod_nothing_is_reported(tmp_path: Path) -> None:
     assert list(pod({}, has_engine=True)) == []
     inside = inferscope("doctor", rings=tmp_path, **{IN_A_POD: "10.0.0.1"})

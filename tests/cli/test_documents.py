@@ -31,6 +31,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.thorough
 def test_the_page_is_what_the_generator_writes() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.json_reference"
 
@@ -56,6 +57,7 @@ def test_the_version_is_the_first_key_of_a_document(document: type[Document]) ->
     assert (first.name, first.type, first.default) == ("version", int, VERSION)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", documented(), ids=lambda each: each.__name__)
 def test_every_type_and_every_key_has_a_docstring(of: type) -> None:
     assert of.__doc__

@@ -46,6 +46,7 @@ def test_the_folder_that_one_is_in_can_be_exported(tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["kind"] == "run"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), ("-o", "/dev/full")], ids=["redirected", "file"])
 def test_a_full_disk_is_one_line(recording: Path, options: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
@@ -56,6 +57,7 @@ def test_a_full_disk_is_one_line(recording: Path, options: tuple[str, ...]) -> N
     assert (done.returncode, "No space left" in line) == (2, True)
 
 
+@pytest.mark.thorough
 def test_a_trace_is_json_on_stdout_too(recording: Path, tmp_path: Path) -> None:
     done = inferscope("export", str(recording), "--format", "perfetto", rings=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -74,6 +76,7 @@ def test_a_folder_cannot_go_to_stdout(
     assert list(tmp_path.iterdir()) == [recording]
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_it_is_a_file_in_the_current_folder(recording: Path) -> None:
     current = recording.parent / "current"
     current.mkdir()

@@ -94,6 +94,7 @@ FIRST = {
 """What a command gives that is the first of its interpreter: exit code, arguments, some words."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", sorted(SHORT))
 def test_every_short_command_imports_what_it_needs_by_itself(tmp_path: Path, command: str) -> None:
     code, words, expected = FIRST[command]

@@ -24,6 +24,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield running
 
 
+@pytest.mark.thorough
 def test_attach_finds_the_only_engine_with_its_history(engine: Engine) -> None:
     seen = engine.wait_for(3)
     assert seen["engine_id"] == "under-test"

@@ -63,6 +63,7 @@ def test_what_cannot_be_shown_is_one_line(
     assert not done.stdout
 
 
+@pytest.mark.thorough
 def test_findings_of_a_page_are_those_of_its_totals(tmp_path: Path) -> None:
     page = (
         "vllm:num_requests_running 8\nvllm:num_requests_waiting 4\nvllm:kv_cache_usage_perc 0.2\n"

@@ -216,6 +216,7 @@ def test_a_link_of_another_user_is_not_a_request(tmp_path: Path) -> None:
     assert requested(tmp_path / "a.ring") is None
 
 
+@pytest.mark.thorough
 def test_the_reason_is_there_before_the_request_is_gone(tmp_path: Path) -> None:
     ring_path = tmp_path / "core-0-1.ring"
     for _ in range(200):

@@ -167,6 +167,7 @@ def test_a_plain_program_gets_the_import_hook_beside_its_own_sitecustomize(tmp_p
     assert forbidden.stdout == "True False\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["python", "shebang", "env", "long"])
 def test_the_error_for_a_python_without_inferscope_names_the_install_command(
     tmp_path: Path, kind: str
@@ -238,6 +239,7 @@ def test_a_command_that_cannot_run_is_named(tmp_path: Path, words: list[str], me
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("engine", "given", "wanted"),
     [
@@ -348,6 +350,7 @@ def test_a_recording_that_cannot_be_written_leaves_the_command_running(tmp_path:
     assert rest == "", "said once"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_a_log_on_a_full_disk_costs_the_command_nothing(tmp_path: Path, is_recorded: bool) -> None:
     beside = ("--record", str(tmp_path / "run.isr")) if is_recorded else ()
@@ -391,6 +394,7 @@ def test_every_model_of_the_command_is_recorded(tmp_path: Path) -> None:
     assert second == f"{first}-2"
 
 
+@pytest.mark.thorough
 def test_ctrl_c_on_a_terminal_interrupts_the_command_once(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = script(tmp_path, ENGINE)
@@ -415,6 +419,7 @@ def test_a_killed_command_has_the_code_that_a_shell_gives_it(tmp_path: Path) -> 
     assert "no process of the command opened a ring" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_collector_beside_it_ends_with_it(tmp_path: Path) -> None:
     words = script(tmp_path, UNTIL_COLLECTED)
     done = run(

@@ -29,6 +29,7 @@ probe.close()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "flag"),
     [
@@ -55,6 +56,7 @@ def test_an_option_that_keeps_the_import_hook_out_is_named(
     assert "not observed" in allowed.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["-S", "-IS", "-ES"])
 def test_an_option_that_hides_the_package_is_named_and_nothing_is_to_be_installed(
     tmp_path: Path, option: str
@@ -68,6 +70,7 @@ def test_an_option_that_hides_the_package_is_named_and_nothing_is_to_be_installe
     assert "pip install" not in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options", [["-P"], ["-s"], ["-u", "-W", "ignore"], ["-X", "dev"]], ids=" ".join
 )
@@ -77,6 +80,7 @@ def test_other_options_change_nothing(tmp_path: Path, options: list[str]) -> Non
     assert done.stdout == "True -I -S\n", done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("head", "flag"),
     [

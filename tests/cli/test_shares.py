@@ -19,6 +19,7 @@ def table(demo: Run, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["fair", "phase", "token"])
 def test_any_rule_divides_what_the_export_measured(demo: Run, rule: str) -> None:
     read = table(demo, "--rule", rule)
@@ -36,6 +37,7 @@ def test_fair_shares_are_the_export_s(demo: Run) -> None:
     assert {row["name"]: row["share_ns"] for row in table(demo)["rows"]} == sums
 
 
+@pytest.mark.thorough
 def test_rings_are_read_as_the_recording_is(demo: Run) -> None:
     done = inferscope("shares", str(demo.rings), "--by", "phase", "--json", rings=demo.rings)
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ def test_check_judges_a_recording_as_its_export_has_it(slo: Path, tmp_path: Path
     assert ttft["num_bad"] > 0
 
 
+@pytest.mark.thorough
 def test_the_sample_can_be_checked(tmp_path: Path) -> None:
     file = SAMPLE.with_name("slo.yaml")
     done = inferscope("slo", "check", str(file), str(SAMPLE), "--json", rings=tmp_path)
@@ -112,6 +113,7 @@ def test_why_takes_the_thresholds_of_the_requests_model(slo: Path, tmp_path: Pat
     assert limits == {"ttft": 10_000_000_000, "tpot": 60_000_000}
 
 
+@pytest.mark.thorough
 def test_check_refuses_what_rules_refuses_and_judges_a_recording_by_it(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     file.write_text("slos: [{metric: availability, objective: 90%, window: 30d}]", encoding="utf-8")

@@ -57,6 +57,7 @@ def test_what_cannot_move_its_cursor_is_not_drawn_on(
         assert not terminal.can_draw(stream)
 
 
+@pytest.mark.thorough
 def test_an_ascii_output_is_printed_with_signs_that_it_has(tmp_path: Path) -> None:
     done = inferscope_cold("attach", str(SAMPLE), "--once", rings=tmp_path, **ASCII)
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,6 +116,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rings"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [

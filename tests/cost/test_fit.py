@@ -38,6 +38,7 @@ def fitted(truth: Truth, seed: int, num_steps: int = 2048) -> tuple[OnlineFit, S
     return fit, model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fit_on_clean_traffic_is_within_five_percent_and_better_than_the_roofline(
     seed: int,
@@ -51,6 +52,7 @@ def test_a_fit_on_clean_traffic_is_within_five_percent_and_better_than_the_roofl
     assert error < median_error(roofline(SMALL, peaks_of("cpu", 2)), truth, unseen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_noise_of_the_steps_does_not_become_noise_of_the_model(noise: float) -> None:
     truth = Truth(random.Random(1), noise=noise)

@@ -79,6 +79,7 @@ def count(model: Model, slices: list[tuple[int, int]]) -> tuple[int, int]:
     return products, counter.get_total_flops() - products
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", STEPS)
 def test_flops_are_those_that_torch_counts_on_the_engine(model: Model, step: str) -> None:
     """To the FLOP on matrix products. Attention, torch counts as the rectangle that is computed.

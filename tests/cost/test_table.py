@@ -167,6 +167,7 @@ def test_no_table_however_damaged_breaks_the_book(values: dict[str, float]) -> N
         assert model.source == "roofline"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("knot", KNOTS[1:])
 def test_more_work_never_takes_less_even_where_it_was_measured_so(knot: int) -> None:
     values = coefficients(fitted(Truth(random.Random(1))))

@@ -20,6 +20,7 @@ from tests.daemon.running import collecting, engine_by_hand, eventually
 _PINS = "pins: {folder: %s, before_s: 1, after_s: 0.2, on: [signal]}\n"
 
 
+@pytest.mark.thorough
 def test_a_killed_collector_leaves_engine_and_lock_and_the_next_counts_from_there(
     tmp_path: Path,
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_killed_collector_leaves_engine_and_lock_and_the_next_counts_from_ther
         assert source.collector.engines["steady"].lives.num_finished > 0
 
 
+@pytest.mark.thorough
 def test_an_engine_started_again_under_its_id_goes_on(tmp_path: Path) -> None:
     rings = tmp_path / "rings"
     with collecting(rings, tmp_path, "pins: off\n") as collector:
@@ -151,6 +153,7 @@ def install(folder: Path) -> str:
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
+@pytest.mark.thorough
 def test_an_exporter_that_raises_is_switched_off_and_the_others_go_on(tmp_path: Path) -> None:
     path, rings = install(tmp_path), tmp_path / "rings"
     with (
@@ -166,6 +169,7 @@ def test_an_exporter_that_raises_is_switched_off_and_the_others_go_on(tmp_path: 
         assert collector.stop() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("setting", "option", "message"),
     [

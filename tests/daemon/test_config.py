@@ -232,6 +232,7 @@ def test_what_cannot_be_used_is_named_with_its_line(
     assert "\n" not in words
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["[" * 5_000, "{a: " * 5_000, "- " * 5_000])
 def test_what_is_nested_without_end_is_one_line(tmp_path: Path, text: str) -> None:
     file = configured(tmp_path, text)

@@ -74,6 +74,7 @@ def written(folder: Path, module: str) -> list[Path]:
     return [Path(path) for event, path in noted(folder, module) if event == "write"]
 
 
+@pytest.mark.thorough
 def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_path: Path) -> None:
     config = tmp_path / "collect.yaml"
     config.write_text(
@@ -115,6 +116,7 @@ def test_engine_opens_no_connection_and_both_write_only_to_configured_paths(tmp_
         assert all(allowed & set(path.parents) for path in files), files
 
 
+@pytest.mark.thorough
 def test_what_an_exporter_calls_is_written_down(tmp_path: Path) -> None:
     """It would be seen: traces go to the configured address."""
     config = tmp_path / "collect.yaml"
@@ -162,6 +164,7 @@ def num_without_route(process: subprocess.Popen[bytes] | subprocess.Popen[str]) 
     return int(counts["OutNoRoutes"]) + int(counts["Ip6OutNoRoutes"])
 
 
+@pytest.mark.thorough
 @without_network
 def test_without_any_network_both_work_and_do_not_miss_it(tmp_path: Path) -> None:
     rings, parquet = tmp_path / "rings", tmp_path / "parquet"
@@ -181,6 +184,7 @@ def test_without_any_network_both_work_and_do_not_miss_it(tmp_path: Path) -> Non
         assert collector.stop() == 0
 
 
+@pytest.mark.thorough
 @without_network
 def test_what_a_library_in_c_calls_is_counted(tmp_path: Path) -> None:
     """It would be seen: gRPC's sockets are none of Python's."""

@@ -113,6 +113,7 @@ class Restless:
         return True
 
 
+@pytest.mark.thorough
 def test_it_outlives_the_engines_by_what_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def test_best_batch_is_reported_and_batches_exceed_the_clock_resolution() -> Non
     assert device.num_calls >= 2 + 20, "20 ms at a millisecond each"
 
 
+@pytest.mark.thorough
 def test_rates_of_this_machine_are_plausible() -> None:
     """A copy moves twice the bytes of a read, so neither rate can be ten times the other."""
     ceilings = measure_ceilings(CPU, seconds=0.5)

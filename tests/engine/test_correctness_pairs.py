@@ -240,6 +240,7 @@ def abort(checkpoint: Checkpoint, pair: tuple[str, str], seed: int) -> None:
         assert not live
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pair", SERVED, ids="+".join)
 def test_pair_of_techniques_equals_transformers(llama: Checkpoint, pair: tuple[str, str]) -> None:
     check(llama, pair, seed=0)

@@ -172,6 +172,7 @@ def test_sizes_are_captured_from_the_largest_on_padding_alone() -> None:
     assert all(bool(logits.isfinite().all()) for logits in captured)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "sampling",

@@ -59,6 +59,7 @@ def test_missing_device_is_rejected(device: str) -> None:
         load_engine("random:tiny", EngineOptions(device=device))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_end_of_thinking_outside_the_vocabulary_is_refused(in_worker: bool) -> None:
     options = EngineOptions(end_of_thinking=512, num_blocks=8)

@@ -48,6 +48,7 @@ def engine_of(*, overlap: bool = True, **options: Any) -> Engine:
     return Engine(load_model("random:tiny", given), given)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, TIGHT])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_output_is_the_same_as_without_overlap(options: dict[str, int], sampling: Sampling) -> None:
@@ -229,6 +230,7 @@ def test_placeholders_become_the_tokens_of_their_sequence_slots() -> None:
     assert [part.request.tokens[-1] for part in flight.plan.slices] == [-1 - at for at in slots]
 
 
+@pytest.mark.thorough
 def test_steps_of_a_real_run_overlap_and_its_ledgers_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_fp8_weights_and_inputs_are_within_half_an_e4m3_step() -> None:
     assert error.max() < 0.1 * expected.std()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_fp32_logits_are_the_dequantised_twin_s(checkpoint: Checkpoint, name: Any) -> None:
     options = EngineOptions(dtype="float32", quantization=name)
@@ -156,6 +157,7 @@ TWIN_WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", TWIN_WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_output_is_the_dequantised_twin_s(llama: Checkpoint, name: Any, way: str) -> None:

@@ -57,6 +57,7 @@ def remote() -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.mark.thorough
 def test_worker_generates_the_same_tokens_as_an_in_process_engine(remote: Engine) -> None:
     local = load_engine("random:tiny", PLAIN)
     batch_prompts = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
@@ -138,6 +139,7 @@ def test_worker_spans_join_the_slices_of_the_core(rings: Path, options: EngineOp
     source.close()
 
 
+@pytest.mark.thorough
 def test_killed_worker_ends_the_engine_with_one_error() -> None:
     engine = remote_engine()
     pid = pid_of(engine)

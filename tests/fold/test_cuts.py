@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
@@ -100,6 +101,7 @@ def test_results_do_not_depend_on_window_boundaries(seed: int) -> None:
     assert_all_closes(collector, finals)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 @example(61)  # a step is cut by a preemption when another of its members is final

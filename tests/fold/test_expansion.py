@@ -288,6 +288,7 @@ def assert_true(engine: Engine, found: Sequence[Record]) -> int:
 any_engine = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.thorough
 @any_engine
 @given(seed=st.integers(0, 2**32))
 def test_repeated_steps_fold_to_the_same_lines(

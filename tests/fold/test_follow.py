@@ -115,6 +115,7 @@ def test_a_source_without_a_ring_yet_is_live() -> None:
     source.close()
 
 
+@pytest.mark.thorough
 def test_a_ring_that_appears_late_or_is_deleted_is_followed(
     start: Callable[[str], tuple[subprocess.Popen[str], Path]], tmp_path: Path
 ) -> None:

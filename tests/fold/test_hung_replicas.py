@@ -84,6 +84,7 @@ def test_a_hung_replica_does_not_hold_back_the_requests_of_another(until_ms: int
         assert ledger["prefill_own"] == pytest.approx(ROUND_MS // 2 * MS, rel=0.01), ledger
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("took_ms", [3_000, 20_000, 45_000])
 def test_a_long_step_that_ends_is_explained_as_if_all_had_waited_for_it(
     took_ms: int, monkeypatch: pytest.MonkeyPatch
@@ -275,6 +276,7 @@ def test_requests_of_a_step_that_never_ends_are_final_when_they_fail() -> None:
     assert_all_closes(collector, finals)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [("preempted",), ("preempted", "resumed"), ("admitted",)])
 def test_a_request_that_stops_or_begins_to_run_in_a_long_step_is_explained_as_by_waiting(
     changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

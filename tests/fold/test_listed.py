@@ -56,6 +56,7 @@ def since_ns(window_s: int, view: EngineView) -> int:
     return (view.folded_ns // SECOND_NS - len(view.series.running) + 1) * SECOND_NS
 
 
+@pytest.mark.thorough
 def test_the_rows_are_what_is_alive_and_what_finished_in_the_window(looks: Looks) -> None:
     assert len(looks.views) > 50
     for window_s, view, finished in looks.views:

@@ -83,6 +83,7 @@ def test_curve_never_falls_with_the_size_and_tenants_sum_to_the_whole(
         assert found.sampled == sum(map(ratio.num_sampled, ratio.tenants))
 
 
+@pytest.mark.thorough
 def test_sampled_curve_is_near_the_whole_one_also_after_the_rate_fell() -> None:
     draw = random.Random(5)
     prompts = [(int(draw.expovariate(1 / 300)), draw.randint(8, 40), "a") for _ in range(2000)]

@@ -85,6 +85,7 @@ def played(num_stages: int, *, slow_from: int = NUM_STEPS, num_batches: int = 1)
     return finals
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_batches", [1, 2])
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_healthy_pipeline_has_no_slowdown(num_stages: int, num_batches: int) -> None:
@@ -96,6 +97,7 @@ def test_healthy_pipeline_has_no_slowdown(num_stages: int, num_batches: int) -> 
     assert max(residuals) < 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_batches", [1, 2])
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_excess_of_one_slow_stage_is_slowdown_or_rank_wait(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -196,6 +197,7 @@ def test_every_ledger_closes_and_every_nanosecond_is_conserved(seed: int) -> Non
     assert_all_closes(collector, finals)
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.integers(1, 9))
 def test_snapshots_change_no_fold_and_ended_requests_leave_no_state(

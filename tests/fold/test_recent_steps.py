@@ -24,6 +24,7 @@ def rows(kind: str) -> list[dict[str, Any]]:
     return [row for row in folded()[1] if row["kind"] == kind]
 
 
+@pytest.mark.thorough
 def test_each_step_equals_its_exported_row() -> None:
     view, _ = folded()
     exported = {(row["dp_rank"], row["step"], row["rank"]): row for row in rows("step")}

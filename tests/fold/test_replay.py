@@ -143,6 +143,7 @@ def test_a_run_names_the_same_culprits_however_it_is_read(
     assert all(reading == readings[0] for reading in readings)
 
 
+@pytest.mark.thorough
 def test_a_replay_does_not_depend_on_the_hash_seed(recording: Path) -> None:
     program = (
         "import sys; from pathlib import Path;"
@@ -210,6 +211,7 @@ def test_damaged_block_marks_its_requests_and_leaves_none_open(tmp_path: Path) -
     source.close()
 
 
+@pytest.mark.thorough
 def test_the_snapshot_agrees_with_the_export(recording: Path, tmp_path: Path) -> None:
     exported = tmp_path / "run.jsonl"
 

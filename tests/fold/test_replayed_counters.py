@@ -44,6 +44,7 @@ def totals_of(collector: Collector) -> bytes:
     )
 
 
+@pytest.mark.thorough
 def test_counters_are_the_same_however_the_rings_are_read(
     rings: list[Path], tmp_path: Path
 ) -> None:

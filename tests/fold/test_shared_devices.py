@@ -52,6 +52,7 @@ def touched_ns(train: Train, begin_ns: int, end_ns: int) -> int:
     return busy_ns
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(ranks=st.lists(spans, min_size=1, max_size=3), seed=st.integers(0, 1 << 30))
 def test_counted_amounts_are_assigned_exactly_once(ranks: list[Spans], seed: int) -> None:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
@@ -54,6 +55,7 @@ def test_steps_of_several_ranks_and_modes_do_not_depend_on_tables(seed: int) -> 
     assert_tables_do_not_show(script.items(until_ms=20_000), seed)
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32))
 def test_nor_do_steps_with_drafts_chunks_and_recomputed_tokens(seed: int) -> None:

@@ -138,6 +138,7 @@ def test_an_unset_clock_maps_every_window() -> None:
     assert max(each.error_ns or 0 for each in found) < 500 + 1e-4 * DECODE_NS + 500 * 2 + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lag_ms", [0, 30, 60])
 @pytest.mark.parametrize("before_ms", [-40, -5, 5, 30])
 @pytest.mark.parametrize("by_ms", [-70, -20, -1, 1, 20, 70])

@@ -92,6 +92,7 @@ def test_what_a_probe_does_behind_the_device_is_a_part_of_its_share() -> None:
 SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 
 
+@pytest.mark.thorough
 def test_the_history_by_second_is_that_of_the_recorded_plans() -> None:
     last: dict[int, StepPlan] = {}
     num_plans, waiting = Counter[int](), Counter[tuple[str, int]]()

@@ -153,6 +153,7 @@ def some_traffic(seed: int, shape: Shape | None) -> tuple[Traffic, Finals]:
     return traffic, traffic.play()
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([DENSE, WINDOWED, EXPERTS]))
 def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: Shape) -> None:
@@ -198,6 +199,7 @@ def test_requests_sum_to_what_their_steps_computed_and_moved(seed: int, shape: S
     assert +sums == +expected
 
 
+@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_without_a_shape_that_is_counted_there_are_tokens_and_time_alone(seed: int) -> None:

@@ -120,6 +120,7 @@ def served(
     return serve(folder, monkeypatch, asked, options, change=compare_prompts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("finding_id", CASES)
 def test_each_cause_is_found_in_its_workload_and_not_without_it(
     finding_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def drifting(draw: np.random.Generator, num: int) -> np.ndarray:
     return draw.normal(size=num) + 0.5 * (-1.0) ** np.arange(num)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", [0.95, HEADLINE_LEVEL])
 @pytest.mark.parametrize("num", [8, 12, 30])
 @pytest.mark.parametrize("differences", [even, skewed, heavy, drifting])
@@ -157,6 +158,7 @@ def test_fewer_pairs_than_that_are_refused() -> None:
 # --- the rows -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_equal_sides_show_no_difference() -> None:
     draw, num_trials = np.random.default_rng(3), 60
     comparisons = [compare(runs(draw), runs(draw)) for _ in range(num_trials)]
@@ -167,6 +169,7 @@ def test_equal_sides_show_no_difference() -> None:
     assert num_found <= 0.05 * num_trials + 3 * np.sqrt(0.05 * num_trials)
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.6, 1.6, 2.0]))
 def test_a_shift_of_prompts_is_found_in_ttft_and_not_between_tokens(
     seed: int, factor: float

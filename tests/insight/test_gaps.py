@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def test_a_wait_belongs_to_the_gap_that_its_step_ended_in() -> None:
     assert by_gap(times_ns, ends, waits, at_most_ns=99).tolist() == [6, 8]
 
 
+@pytest.mark.thorough
 def test_on_a_real_run_the_gaps_give_back_what_the_ledgers_booked() -> None:
     watch, finals, steps = RunSummarizer(), Finals(), StepStats()
     waited: dict[str, int] = {}

@@ -47,6 +47,7 @@ def test_a_recording_does_not_differ_from_itself(named: bool) -> None:
         assert row.verdict == NO_DIFFERENCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("named", "seed"), [(False, 1), (True, 2)])
 def test_swapping_the_sides_negates_every_row(named: bool, seed: int) -> None:
     a = recording(seed, load_seed=1 if named else None, named=named)
@@ -121,6 +122,7 @@ def test_a_slower_prompt_is_found_and_its_ledger_row_named(named: bool) -> None:
     assert "ttft.decode_own" not in causes["ttft_mean"]
 
 
+@pytest.mark.thorough
 def test_the_same_requests_show_a_smaller_difference_than_others_of_their_lengths() -> None:
     a = recording(7, load_seed=7, named=True)
     b = recording(8, load_seed=7, named=True, prefill=1.3)
@@ -132,6 +134,7 @@ def test_the_same_requests_show_a_smaller_difference_than_others_of_their_length
     assert paired.high - paired.low < 0.7 * (alone.high - alone.low)
 
 
+@pytest.mark.thorough
 def test_longer_prompts_alone_are_no_difference_at_the_same_lengths() -> None:
     a, b = recording(9, num=600), recording(10, num=600, prompt=1.3)
     comparison = compared(a, b)

@@ -19,6 +19,7 @@ OBJECTIVES = read_objectives(SAMPLE.with_name("slo.yaml"))
 WHOLE_NS = 320 * 10**9
 
 
+@pytest.mark.thorough
 def test_a_trial_counts_what_a_change_then_counts() -> None:
     levels = LevelsWatch(OBJECTIVES)
     source = judged_source(

@@ -162,6 +162,7 @@ def of_the_sample() -> Shares:
     return tally.table("request", source.collector)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [1, 3, 7, 30, None])
 def test_what_is_printed_adds_up(of_the_sample: Shares, most: int | None) -> None:
     _, table, *_ = shares_lines(of_the_sample, most=most, width=110).split("\n\n")

@@ -244,6 +244,7 @@ def test_where_nothing_is_slow_there_is_no_reason() -> None:
     assert reason(Slowness()) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(100, 140))
 @pytest.mark.parametrize("name", ["co_tenant", "quota", "throttle", "misfit", "cold"])
 def test_held_out_runs_of_any_size_name_what_was_injected(name: str, seed: int) -> None:
@@ -305,6 +306,7 @@ def test_a_run_of_any_length_takes_bounded_memory(ends_ns: list[int]) -> None:
     assert sum(bucket.excess_ns for bucket in slowness.buckets) == len(ends_ns) * MS
 
 
+@pytest.mark.thorough
 def test_a_recording_gives_the_finding_that_the_rings_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +377,7 @@ def test_slowness_is_a_finding_where_it_matters(
         assert found.lost_share == lost_ns / 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_clean_runs_are_accused_of_nothing(seed: int) -> None:
     """Noise, neighbours and short waits, as clean runs show them: of 100 runs at most 2 accused."""

@@ -350,6 +350,7 @@ def test_a_line_above_the_ledger_states_when_its_split_is_not_reliable() -> None
         assert above.rstrip().endswith(f"▲ {words}" if words else "0 µs.")
 
 
+@pytest.mark.thorough
 def test_the_screen_and_why_mean_the_same_by_a_residual(
     everyone: list[tuple[Facts, dict[str, int]]],
 ) -> None:

@@ -78,6 +78,7 @@ TORN = b"40\r\n" + text("a")[:20]
 CHUNKED = SSE.replace(b"Connection: close", b"Transfer-Encoding: chunked")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("script", "error", "detail", "tokens"),
     [

@@ -363,6 +363,7 @@ def forked(folder: Path, which: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["silent", "silent-unwiped"])
 def test_a_child_forked_by_c_code_is_silent(tmp_path: Path, which: str) -> None:
     found = forked(tmp_path, which)

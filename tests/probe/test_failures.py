@@ -175,6 +175,7 @@ def test_every_public_name_of_a_probe_is_called_here(tmp_path: Path) -> None:
     probe.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_raises(

@@ -22,6 +22,7 @@ LARGEST_RATIO = 4.0
 """To what importing msgspec takes, processor time both: what else the machine does slows both."""
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.parametrize("statement", STATEMENTS, ids=["package", "probe"])
 def test_importing_loads_msgspec_and_little_else(statement: str) -> None:

@@ -86,6 +86,7 @@ def test_a_keyframe_of_many_requests_is_spread_over_calls(tmp_path: Path) -> Non
     probe.close()
 
 
+@pytest.mark.thorough
 def test_no_call_takes_long_for_a_keyframe_of_a_full_table(tmp_path: Path) -> None:
     probe, clock, _ = crowded(tmp_path, MAX_LIVE)
     rounds = []
@@ -106,6 +107,7 @@ def test_no_call_takes_long_for_a_keyframe_of_a_full_table(tmp_path: Path) -> No
     probe.close()
 
 
+@pytest.mark.thorough
 def test_a_reader_keeps_and_a_late_one_finds_all_that_is_in_flight(tmp_path: Path) -> None:
     probe, clock, path = crowded(tmp_path, 6000)
     keyframe(probe, clock)

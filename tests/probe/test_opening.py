@@ -352,6 +352,7 @@ def test_with_little_room_the_ring_is_smaller_and_with_none_there_is_none(
     assert not list((tmp_path / "rings").glob("**/*.partial"))
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_on_a_full_file_system_the_probe_takes_what_there_is(

@@ -240,6 +240,7 @@ def test_a_small_ring_with_many_requests_keeps_whole_keyframes(tmp_path: Path) -
     assert sum(isinstance(record, StepSlices) for record in found) > 30
 
 
+@pytest.mark.thorough
 def test_a_million_requests_that_never_finish_take_bounded_memory_and_time() -> None:
     table = RequestTable()
     for i in range(1_000_000):

@@ -329,6 +329,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "opened"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("raised", [TimeoutError, RuntimeError, KeyboardInterrupt])
 def test_an_exception_of_a_handler_within_any_instruction_of_open_is_the_hosts(
@@ -401,6 +402,7 @@ def test_a_close_within_any_instruction_of_stopping_the_keeper_returns(tmp_path:
         path.unlink()
 
 
+@pytest.mark.thorough
 def test_a_close_within_any_instruction_of_a_call_is_carried_out(tmp_path: Path) -> None:
     def call(probe: Probe) -> None:
         probe.emitted([0], [1])

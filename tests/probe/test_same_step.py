@@ -383,6 +383,7 @@ def test_frames_back_points_at_the_slices(tmp_path: Path) -> None:
     assert bases == {StepSlices.CODE}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("function", ["_write_same_step", "_write_step_slices"])
 def test_an_exception_of_a_handler_within_any_instruction_leaves_no_wrong_members(

@@ -88,6 +88,7 @@ def test_a_request_without_a_ledger_is_listed_with_the_reason(tmp_path: Path) ->
     assert any("It has no ledger (core not observed)." in text for text in page.texts)
 
 
+@pytest.mark.thorough
 def test_names_from_a_recording_are_never_markup(tmp_path: Path) -> None:
     script = Script()
     ring = script.ring(engine_id=HOSTILE[0])

@@ -115,6 +115,7 @@ def latencies(run: Run) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.thorough
 def test_latencies_are_those_of_the_export(run: Run) -> None:
     found = run.page.of("latency")
     for name, values in latencies(run).items():

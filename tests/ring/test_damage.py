@@ -112,6 +112,7 @@ def has_keyframe(path: Path) -> bool:
     return any(isinstance(item, Frame) and item.code == Keyframe.CODE for item in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [0, 64, layout.PAGE, layout.PAGE + 1000])
 def test_a_server_survives_that_its_ring_is_shortened_and_readers_that_come_later_read_it(
     child: Child, length: int

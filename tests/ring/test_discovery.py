@@ -471,6 +471,7 @@ def test_an_engine_id_of_two_users_is_two_engines(tmp: Path) -> None:
         engine_of("engine")
 
 
+@pytest.mark.thorough
 def test_folders_below_the_engines_are_not_looked_into(tmp_path: Path) -> None:
     ring_at(tmp_path / "engine", "engine").close()
     deep = [tmp_path / "engine"]

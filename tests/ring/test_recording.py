@@ -121,6 +121,7 @@ def block(marker: bytes, body: bytes, plain: int) -> bytes:
     return recording._pack_block(marker, body, plain, 0, 0)
 
 
+@pytest.mark.thorough
 def test_a_block_that_would_swell_beyond_its_word_is_damage(tmp_path: Path) -> None:
     bomb = zlib.compress(bytes(200 << 20), 9)
     head = recording.MAGIC + struct.pack("<I", 1)

@@ -62,6 +62,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return built
 
 
+@pytest.mark.thorough
 @needs_compiler
 @pytest.mark.parametrize(
     ("initialize", "version", "reason"),

@@ -77,6 +77,7 @@ def test_a_sampler_has_a_private_ring_and_writes_a_shutdown_record(
     reader.close()
 
 
+@pytest.mark.thorough
 def test_second_sampler_names_the_first_and_takes_over_when_it_exits(
     start: Start, tmp_path: Path
 ) -> None:

@@ -290,6 +290,7 @@ def whole() -> Verdicts:
     return judged(busy(), until_ms=25_000, objectives=BUSY_OBJECTIVES)[0]
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(one_ms=st.floats(0, 25_000), other_ms=st.floats(0, 25_000))
 def test_successor_counts_the_rest_and_nothing_twice(

@@ -98,6 +98,7 @@ def test_a_page_holds_back_its_tickets_and_blindness_the_pages(
         )
 
 
+@pytest.mark.thorough
 def test_what_blindness_held_back_is_sent_when_it_ends(tmp_path: Path, webhook: Webhook) -> None:
     def sent(path: str = "/page", status: str = "firing") -> set[str]:
         notes = [note for note in webhook.notes if note.path == path]

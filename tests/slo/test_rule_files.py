@@ -123,6 +123,7 @@ def test_the_operators_object_holds_the_same_rules(tmp_path: Path) -> None:
     assert printed.stdout == text
 
 
+@pytest.mark.thorough
 def test_more_rules_than_the_operators_object_takes_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "slo.yaml"
     slo = {"metric": "ttft", "threshold": "1s", "objective": "99%", "window": "30d"}

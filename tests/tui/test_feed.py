@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from inferscope.errors import UnreadableFile
 from inferscope.fold.snapshots import Snapshot
 from inferscope.tui.app import InferScopeApp, SnapshotReady, SourceFailed
@@ -96,6 +98,7 @@ def test_a_failure_is_on_screen_until_the_next_snapshot() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_the_application_shows_what_its_source_gives_and_closes_it() -> None:
     source = MovingSource(is_moving=False)
 

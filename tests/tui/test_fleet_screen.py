@@ -66,6 +66,7 @@ def test_a_percentile_of_few_requests_is_chance() -> None:
     assert [each.figure for each in outliers((engine("e-one"), enough))] == ["TTFT p95"]
 
 
+@pytest.mark.thorough
 def test_busy_shares_are_those_of_the_exported_devices() -> None:
     (device,) = recorded().exported("device")
     busy = sum(device["ns_by"][use] for use in ("prefill", "decode", "padding", "unattributed"))

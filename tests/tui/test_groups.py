@@ -38,6 +38,7 @@ def test_groups_fill_their_size_and_hold_every_request_once(
     )
 
 
+@pytest.mark.thorough
 def test_groups_by_finish_have_the_sums_of_the_exported_requests() -> None:
     num, tokens, compute = Counter[str](), Counter[str](), Counter[str]()
     for row in recorded().exported("request"):
@@ -93,6 +94,7 @@ def test_enter_on_a_group_shows_its_requests_alone() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_a_pinned_request_stays_on_top_even_after_it_left_the_list() -> None:
     async def scenario() -> None:
         async with screen() as running:
@@ -113,6 +115,7 @@ def test_a_pinned_request_stays_on_top_even_after_it_left_the_list() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_m_shows_methods_and_the_sources_of_this_engine() -> None:
     view = replace(engine_view(), cost_models=recorded().view.cost_models)
     text = "\n".join(text_of(line) for line in number_sources(view))

@@ -172,6 +172,7 @@ def test_the_cursor_stays_on_its_request_when_the_order_changes() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_space_freezes_brackets_step_and_end_goes_live() -> None:
     async def scenario() -> None:
         async with screen() as running:
@@ -259,6 +260,7 @@ def test_z_shows_the_focused_panel_alone() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(80, 24), (50, 14)])
 def test_z_and_tab_show_every_panel_where_the_terminal_has_no_room_for_it(
     size: tuple[int, int],
@@ -395,6 +397,7 @@ def test_y_copies_the_request_as_json() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_every_key_is_harmless_before_the_first_snapshot() -> None:
     keys = [
         "enter", "s", "S", "space", "left_square_bracket", "right_square_bracket", "end", "w",

@@ -46,6 +46,7 @@ def test_waits_are_summed_by_request_and_unknown_ones_come_last() -> None:
     assert sum(each.ns for each in found) == sum(share.ns for share in BLAME)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_b_opens_the_request_that_was_waited_for_and_escape_returns(size: tuple[int, int]) -> None:
     async def scenario() -> None:
@@ -68,6 +69,7 @@ def test_b_opens_the_request_that_was_waited_for_and_escape_returns(size: tuple[
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_blame_stays_on_screen_while_the_request_is_out_of_focus() -> None:
     async def scenario() -> None:
         async with screen(waiting()) as running:

@@ -40,6 +40,7 @@ def view() -> EngineView:
     return calibrated().engines[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "size", "is_ascii", "is_calibrated"),
     [

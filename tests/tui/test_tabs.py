@@ -20,6 +20,7 @@ def test_every_screen_has_a_number_in_order() -> None:
     assert SCREENS[0] is OverviewScreen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
 def test_every_number_shows_its_screen_from_its_neighbours(size: tuple[int, int]) -> None:
     async def scenario() -> None:
@@ -94,6 +95,7 @@ def test_a_screen_shows_the_snapshots_that_came_while_it_was_covered() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_the_help_lists_the_keys_of_the_screen_below_it() -> None:
     async def scenario() -> None:
         async with screen(size=(80, 24)) as running:

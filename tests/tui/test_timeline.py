@@ -72,6 +72,7 @@ def test_the_timeline_looks_like_its_golden(
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_light_and_no_color_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with screen(recorded()[0]) as running:
@@ -225,6 +226,7 @@ def test_enter_lists_the_requests_of_a_step_and_then_opens_one() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_enter_on_a_gap_of_the_detail_selects_its_step_and_escape_returns() -> None:
     source = open_replay(DEMO, keep=FOR_SCREEN)
     source.focus = "fe-52"
@@ -280,6 +282,7 @@ def test_a_click_selects_a_step_and_a_second_one_lists_its_requests() -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_every_key_is_harmless_without_steps() -> None:
     keys = ["left", "plus", "minus", "j", "pagedown", "g", "s", "z", "z", "enter"]
 

@@ -229,6 +229,7 @@ def check(api: Api, path: str, body: bytes) -> None:
     assert api.post(COMPLETION, GOOD)[0] == 200
 
 
+@pytest.mark.thorough
 @settings(max_examples=_EXAMPLES)
 @given(body=COMPLETIONS)
 @example({"prompt": [1], "min_tokens": 1, "max_tokens": 4, "stop_token_ids": [99_999_999]})

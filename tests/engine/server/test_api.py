@@ -274,6 +274,7 @@ def test_repeated_load_is_flagged_as_measuring_the_prefix_cache(
     assert summaries[2]["cached_share"] > 0.8 > summaries[1]["cached_share"]
 
 
+@pytest.mark.thorough
 def test_usage_counts_cached_tokens_and_is_in_each_chunk(server: Server) -> None:
     body = {
         "prompt": list(range(100, 180)),
@@ -535,6 +536,7 @@ def test_a_full_queue_is_429_with_retry_after_and_recorded_as_shed(server: Serve
     server.wait_until_idle()
 
 
+@pytest.mark.thorough
 def test_client_that_does_not_read_delays_no_other_client(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 3900, "ignore_eos": True}
     headers = {"X-Request-Id": "never-reads"}

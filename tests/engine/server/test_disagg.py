@@ -79,6 +79,7 @@ def _metric(server: Server, name: str) -> float:
     return float(page.split(f"\ninferscope_serve_{name} ")[1].split()[0])
 
 
+@pytest.mark.thorough
 def test_one_request_has_one_ledger_over_both_engines(server: Server) -> None:
     engine, tokenizer = load_engine("builtin"), load_tokenizer("builtin")
     tokens = tokenizer.encode(PROMPT)
@@ -273,6 +274,7 @@ def test_the_socket_of_a_killed_prefill_engine_is_none(tmp_path: Path) -> None:
     assert "has no prefill engine" in refused("decode", str(tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

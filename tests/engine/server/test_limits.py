@@ -77,6 +77,7 @@ def test_rejected_prompt_is_freed(tiny_engine: Callable[..., Engine]) -> None:
     assert engine.has_work  # the rejection is not yet recorded
 
 
+@pytest.mark.thorough
 def test_tokenizing_many_prompts_delays_no_other_client(server: Server) -> None:
     texts = ["x = 1; y = x + 2\n" * 1100] * 24
     status, waits_s = waits_beside(server, "/v1/completions", {"prompt": texts})

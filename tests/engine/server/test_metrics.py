@@ -44,6 +44,7 @@ def numbers(server: Server) -> dict[str, float]:
     }
 
 
+@pytest.mark.thorough
 def test_page_counts_served_requests(server: Server) -> None:
     before = numbers(server)
     prompt = list(range(300, 340))

@@ -271,6 +271,7 @@ def test_a_chats_parts_are_exact_counts_of_its_own_tokens(server: Server) -> Non
     assert max(costs, key=lambda name: costs[name]) == "retrieved"
 
 
+@pytest.mark.thorough
 def test_why_names_the_prompt_part_with_the_highest_cost(server: Server) -> None:
     chat(server, "explained", TALK)
     assert server.final("explained").parts

@@ -54,6 +54,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield lambda *options: stack.enter_context(serving(tmp_path, *options))
 
 
+@pytest.mark.thorough
 def test_two_api_servers_serve_one_socket_and_their_records_join_the_cores(pair: Server) -> None:
     body = {"prompt": "def f", "max_tokens": 6, "ignore_eos": True}
     num = 0
@@ -78,6 +79,7 @@ def test_two_api_servers_serve_one_socket_and_their_records_join_the_cores(pair:
         assert min(final.ledger_ns.values()) >= 0
 
 
+@pytest.mark.thorough
 def test_killed_api_server_ends_only_its_own_requests(pair: Server) -> None:
     core, *servers = pair.children()
     idle = [_num_open(pid) for pid in servers]
@@ -158,6 +160,7 @@ def test_killed_engine_is_reported_to_clients_and_ends_the_server(pair: Server) 
     assert all_gone(servers)
 
 
+@pytest.mark.thorough
 def test_stop_lets_requests_finish_and_leaves_no_process(serve: Serve) -> None:
     server = serve("builtin", "--drain", "3").wait()
     children = server.children()
@@ -181,6 +184,7 @@ def test_stop_lets_requests_finish_and_leaves_no_process(serve: Serve) -> None:
     assert finishes == ["length", "server_abort"]
 
 
+@pytest.mark.thorough
 def test_killing_the_supervisor_ends_its_processes(serve: Serve) -> None:
     server = serve("builtin", "--api-servers", "2")
     deadline_s = time.monotonic() + 60
@@ -205,6 +209,7 @@ def test_ctrl_c_before_ready_stops_the_server(serve: Serve) -> None:
     assert "Traceback" not in server.said()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -66,6 +66,7 @@ def wait_for_end(server: Server, external_id: str) -> None:
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
+@pytest.mark.thorough
 def test_each_process_records_its_part_under_one_internal_id(server: Server) -> None:
     headers = {"X-Request-Id": "joined", "traceparent": TRACE}
     before_ns = time.monotonic_ns()

@@ -28,6 +28,7 @@ def ring(server: Server, role: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_each_process_records_its_part_and_the_ledgers_close(apart: Server) -> None:
     for _ in range(3):
         assert apart.events("/v1/completions", BODY)[-1] == "[DONE]"

@@ -57,6 +57,7 @@ def accounted(exporter: OtlpExporter) -> int:
     return exporter.num_sent + exporter.num_waiting + sum(exporter.num_dropped.values())
 
 
+@pytest.mark.thorough
 def test_a_dead_receiver_costs_nothing_that_fits_and_one_line(
     finals: Finals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +105,7 @@ def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(
     assert "delivery resumed; 0 items were dropped" in lines[1]
 
 
+@pytest.mark.thorough
 def test_a_receiver_that_is_started_late_or_again_gets_everything(finals: Finals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -218,6 +220,7 @@ def test_a_child_of_a_fork_sends_nothing_and_does_not_wait(finals: Finals) -> No
         assert len(sink.roots()) == MOST_AT_ONCE + 5
 
 
+@pytest.mark.thorough
 def test_a_hanging_receiver_blocks_neither_requests_nor_closing(finals: Finals) -> None:
     with receiving(is_held=True) as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "timeout_s": 30, "queue_size": 200})
@@ -298,6 +301,7 @@ def test_recovered_receiver_is_logged(finals: Finals, caplog: pytest.LogCaptureF
     assert f"{2 * MOST_AT_ONCE} items were dropped" in lines[1]
 
 
+@pytest.mark.thorough
 def test_a_slow_receiver_gets_what_fits_and_the_rest_is_counted(finals: Finals) -> None:
     with receiving() as sink:
         sink.delay_s = 0.5
@@ -325,6 +329,7 @@ def test_nothing_is_sent_before_the_wall_clock_is_known(finals: Finals) -> None:
         assert sink.num_connections == 0
 
 
+@pytest.mark.thorough
 def test_a_wall_clock_that_is_set_while_traces_wait_does_not_move_them(finals: Finals) -> None:
     view, request = finals.view, finals.requests[0]
     assert view is not None
@@ -349,6 +354,7 @@ def test_a_wall_clock_that_is_set_while_traces_wait_does_not_move_them(finals: F
     assert starts["later"] == request.arrived_ns + offset_ns + set_by_ns
 
 
+@pytest.mark.thorough
 def test_an_hour_without_a_receiver_is_bounded_counted_and_made_up_for_by_the_newest(
     finals: Finals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -374,6 +380,7 @@ def test_an_hour_without_a_receiver_is_bounded_counted_and_made_up_for_by_the_ne
     assert len(caplog.records) == 4  # that it begins, that it is too much, its end, and the count
 
 
+@pytest.mark.thorough
 def test_closing_does_not_wait_for_a_receiver_that_is_not_there(finals: Finals) -> None:
     """Its queue of connections is full: a connection is neither made nor refused."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as taken:

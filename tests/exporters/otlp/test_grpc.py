@@ -76,6 +76,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_traces_and_metrics_arrive(finals: Finals) -> None:
     with receiving() as sink:
         exporter = opened(sink, metrics_interval_s=3600, headers={"API-Key": "secret"})
@@ -86,6 +87,7 @@ def test_traces_and_metrics_arrive(finals: Finals) -> None:
         assert len(sink.metrics) == 1
 
 
+@pytest.mark.thorough
 def test_what_a_receiver_misses_while_it_is_away_it_gets_when_it_is_back(finals: Finals) -> None:
     with receiving(code=grpc.StatusCode.UNAVAILABLE) as sink:
         exporter = opened(sink, timeout_s=5)
@@ -110,6 +112,7 @@ def test_what_is_refused_is_counted_and_named(
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_hanging_receiver_does_not_keep_it_from_closing(finals: Finals) -> None:
     with receiving(is_held=True) as sink:
         exporter = opened(sink, timeout_s=30)

@@ -31,6 +31,7 @@ def points(sink: Sink) -> dict[str, list[tuple[dict[str, Any], Any]]]:
     return found
 
 
+@pytest.mark.thorough
 def test_each_histogram_is_that_of_the_requests(finals: Finals) -> None:
     with receiving() as sink:
         exporter = OtlpExporter({"endpoint": sink.url, "metrics_interval_s": 3600})

@@ -283,6 +283,7 @@ def test_folders_that_cannot_change_places_are_an_error(tmp_path: Path) -> None:
         exchange(tmp_path, tmp_path / "none")
 
 
+@pytest.mark.thorough
 def test_concurrent_reader_gets_the_right_sum_or_an_error(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     settings = ParquetSettings(tmp_path, host="mine", tables=("steps",))

@@ -69,6 +69,7 @@ def test_open_file_is_not_removed_by_other_writers(tmp_path: Path) -> None:
     assert table(tmp_path, "steps").num_rows == 1
 
 
+@pytest.mark.thorough
 def test_a_full_disk_costs_the_files_it_hits(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.exporters.parquet.full_disk", str(tmp_path)],
@@ -93,6 +94,7 @@ def test_a_large_file_is_ended(tmp_path: Path) -> None:
     assert table(tmp_path, "slices").num_rows == 20 * 9000
 
 
+@pytest.mark.thorough
 def test_the_oldest_go_when_it_is_too_much(tmp_path: Path) -> None:
     foreign = tmp_path / "steps" / "date=2000-01-01" / "hour=00" / "other-000000-0.parquet"
     foreign.parent.mkdir(parents=True)

@@ -85,6 +85,7 @@ def answers(folder: Path) -> dict[str, list[Row]]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_question_is_known_here(asked: Asked) -> None:
     assert set(asked.answers) == {
         "causes",

@@ -43,6 +43,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_every_step_and_request_is_that_of_the_json_lines(sample: Path, tmp_path: Path) -> None:
     rows = exported(SAMPLE, tmp_path / "demo.jsonl")
     rows = [row for row in rows if row["kind"] in ("step", "request")]
@@ -73,6 +74,7 @@ def test_dictionaries_are_of_all_but_what_seldom_comes_again(sample: Path) -> No
             assert all(expected[path] in encodings for path, encodings in found.items())
 
 
+@pytest.mark.thorough
 def test_the_rows_know_model_and_wall_time(sample: Path) -> None:
     offsets_ns = set[int]()
 

@@ -75,6 +75,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return Sample(tmp_path_factory.mktemp("sample"))
 
 
+@pytest.mark.thorough
 def test_each_step_is_a_slice_of_its_length_divided_as_its_time_was(sample: Sample) -> None:
     steps = sample.of_kind("step")
     (engine,) = {line["engine"] for line in steps}

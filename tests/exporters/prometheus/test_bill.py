@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inferscope_prometheus.cost_allocation import CostAllocation
@@ -42,6 +43,7 @@ def made(like: FinalRequest, of: tuple[int, int, int, int, str, str]) -> FinalRe
     )
 
 
+@pytest.mark.thorough
 @given(st.data())
 def test_all_of_it_is_given_out_once_all_have_ended(finals: Finals, data: st.DataObject) -> None:
     requests = [made(finals.requests[0], of) for of in data.draw(st.lists(amounts(), max_size=12))]

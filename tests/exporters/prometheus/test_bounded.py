@@ -22,6 +22,7 @@ def num_series(scrape: Scrape) -> int:
     return sum(len(family.samples) for family in scrape.families.values())
 
 
+@pytest.mark.thorough
 def test_a_page_leaves_out_the_newest_engines_as_a_whole(finals: Finals) -> None:
     assert finals.view is not None
     (view,) = finals.view.engines

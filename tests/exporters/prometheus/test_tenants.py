@@ -8,6 +8,7 @@ import pytest
 from inferscope_prometheus.tenants import KEPT_NS, OTHER, RESERVED, UNNAMED, UNUSED_AFTER, Tenants
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_names_leave_the_number_of_labels_as_it_is() -> None:
     tenants = Tenants(most=20)
     labels = {tenants.label(f"{random.Random(n).random()}", 1000) for n in range(100_000)}
