@@ -391,7 +391,6 @@ class Engine:
             parent=submission.parent,
             trace=submission.trace,
             at_ns=submission.arrived_ns,
-            prompt=submission.prompt,
         )
         if (received := submission.received) is not None:
             self.probe.transferred(

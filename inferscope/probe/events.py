@@ -7,7 +7,7 @@ keyframe at the next start would lack the requests in flight.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from inferscope.host_signals import pass_on
@@ -27,7 +27,6 @@ from inferscope.probe.lifecycle import Life
 from inferscope.probe.log import Log
 from inferscope.probe.part_labels import Parts
 from inferscope.probe.part_labels import bounded as bounded_parts
-from inferscope.probe.prefixes import prefix_digests
 from inferscope.records import EVENTS, RequestEvent, RequestIndex, Transfer
 
 Made = TypeVar("Made")
@@ -43,8 +42,7 @@ class RequestEvents:
         self._log = log
         self._life = life
         self._now = log.clock.monotonic_ns
-        # Not for a probe that records nothing: both need `hashlib`.
-        self._prefixes = None if log.ring is None else prefix_digests()
+        # Not for a probe that records nothing: it needs `hashlib`.
         self._hide = None if log.ring is None else hiding(os.environ)
 
     def enter(
@@ -59,7 +57,6 @@ class RequestEvents:
         trace: str = "",
         attributes: dict[str, str] | None = None,
         prompt_parts: Parts = (),
-        prompt: Sequence[int] = (),
         adapter: str = "",
     ) -> RequestIndex:
         """Write the first event of a request's life in this ring, and give it its index."""
@@ -84,7 +81,6 @@ class RequestEvents:
                     self._parts(prompt_parts),
                     None,
                     "" if _is_empty(adapter) else name(adapter),
-                    self._digests(prompt),
                 )
             except Exception as error:
                 life.refuse(EVENTS[kind], error)
@@ -210,11 +206,6 @@ class RequestEvents:
         if parts is None or (type(parts) is tuple and not parts):
             return ()
         return self._kept(bounded_parts, parts) or ()
-
-    def _digests(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        if self._prefixes is None or prompt is None or (type(prompt) is tuple and not prompt):
-            return ()
-        return self._kept(self._prefixes.of, prompt) or ()
 
     def _kept(self, make: Callable[[Any], Made], value: Any) -> Made | None:
         """Return what is made of a value that a record can do without; None where that fails."""

@@ -317,15 +317,10 @@ class Probe:
         at_ns: int | None = None,
         parent: str = "",
         trace: str = "",
-        prompt: Sequence[int] = (),
         adapter: str = "",
         attributes: dict[str, str] | None = None,
     ) -> RequestIndex:
-        """Note that a request enters the engine's queue, for the base model or a LoRA adapter.
-
-        Of `prompt`, the tokens themselves, only digests of its beginning are written, so that a
-        reader sees which prompts begin alike (`probe.prefixes`).
-        """
+        """Note that a request enters the engine's queue, for the base model or a LoRA adapter."""
         return self._events.enter(
             QUEUED,
             request_id,
@@ -334,7 +329,6 @@ class Probe:
             external_id=external_id,
             parent=parent,
             trace=trace,
-            prompt=prompt,
             adapter=adapter,
             attributes=attributes,
         )

@@ -97,8 +97,6 @@ def finish_of_status(status: int) -> str:
 
 OTHER_PART = "other"
 """Name of the prompt tokens that no declared part covers."""
-PREFIX_TOKENS = (64, 256, 1024)
-"""Prefix lengths in tokens at which prompts are compared."""
 
 Binding = Literal["none", "slots", "blocks", "budget"]
 """Limit that kept the scheduler from admitting another request."""
@@ -396,7 +394,7 @@ class RequestEvent(Record, frozen=True, gc=False, array_like=True):
     """Number of reasoning tokens in the output; None if the engine does not separate them."""
     adapter: str = ""
     prefix_digests: tuple[int, ...] = ()
-    """Digests of the prompt's first PREFIX_TOKENS tokens, for each length that it reaches."""
+    """Not written any more: `PromptLikeness` compares whole prompts."""
 
 
 class Live(Record, frozen=True, gc=False, array_like=True):

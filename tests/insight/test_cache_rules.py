@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,21 @@ class Texts:
 
 def compare_prompts(engine: Engine) -> None:
     """Compare each prompt with earlier ones, as a front end does."""
-    probe = engine.probe
+    probe, submit = engine.probe, engine.submit
     queued = probe.queued
+    prompts: dict[str, Sequence[int]] = {}
 
-    def comparing(request_id: str, *, prompt: list[int], **more: Any) -> RequestIndex:
-        index = queued(request_id, prompt=prompt, **more)
-        probe.compare_prompt(index, prompt)
+    def submitting(prompt: Sequence[int], *given: Any, **more: Any) -> str:
+        request_id = submit(prompt, *given, **more)
+        prompts[request_id] = prompt
+        return request_id
+
+    def comparing(request_id: str, **more: Any) -> RequestIndex:
+        index = queued(request_id, **more)
+        probe.compare_prompt(index, prompts[request_id])
         return index
 
+    engine.submit = submitting  # type: ignore[method-assign]
     probe.queued = comparing  # type: ignore[method-assign,assignment]
 
 

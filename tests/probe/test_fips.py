@@ -23,7 +23,7 @@ else:
 from inferscope.probe import EngineInfo, Probe
 probe = Probe.open(EngineInfo(0, "fips"))
 assert probe.on is (os.environ["INFERSCOPE"] != "0")
-probe.queued("mrs-smith", prompt_tokens=300, prompt=list(range(300)))
+probe.queued("mrs-smith", prompt_tokens=300)
 probe.close()
 """
 
@@ -46,5 +46,4 @@ def test_a_machine_without_blake2_is_observed(tmp_path: Path, how: str, asked: s
     assert len(rings) == int(asked)
     for ring in rings:
         (event,) = of(RequestEvent, ring)
-        assert len(set(event.prefix_digests)) == 2
         assert "smith" not in event.request_id
