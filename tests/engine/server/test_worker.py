@@ -55,6 +55,7 @@ def test_worker_does_not_inherit_the_pipe_of_the_core(apart: Server) -> None:
 
 
 def test_killed_worker_ends_the_engine_and_records_survive(apart: Server) -> None:
+    apart.post("/v1/completions", BODY)
     pid = int(ring(apart, "worker").stem.rpartition("-")[2])
     children = apart.children()
     os.kill(pid, signal.SIGKILL)
