@@ -62,8 +62,9 @@ class KindPrompts:
     """Composer of prompts of the three kinds, with the maximum lengths of their responses."""
 
     def __init__(self, draw: Random) -> None:
-        """Keep the random source."""
+        """Keep the random source; lengths do not depend on the texts, which any commit changes."""
         self._random = draw
+        self._places = Random(draw.getrandbits(64))
         self._texts = _corpus()
         self._system = self._excerpt(900)
         self._agents = [self._system + self._excerpt(200) for _ in range(_AGENTS)]
@@ -91,10 +92,10 @@ class KindPrompts:
         return turn, draw.randint(16, 64), sections
 
     def _excerpt(self, num_characters: int) -> str:
-        text = self._random.choice(self._texts)
+        text = self._places.choice(self._texts)
         while len(text) <= num_characters + 1:
-            text += self._random.choice(self._texts)
-        start = self._random.randrange(len(text) - num_characters)
+            text += self._places.choice(self._texts)
+        start = self._places.randrange(len(text) - num_characters)
         return text[start : start + num_characters]
 
 

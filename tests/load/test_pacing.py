@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import pytest
 
@@ -38,11 +39,11 @@ def waiting_over_time(capacity_s: list[float], *, seed: int = 1) -> tuple[list[i
 
 @pytest.mark.parametrize("capacity_s", [0.8, 2.0, 4.0, 7.0, 12.0])
 def test_the_queue_is_stable_at_any_capacity_and_the_engine_is_used(capacity_s: float) -> None:
-    waiting, served = waiting_over_time([capacity_s] * 120)
-    later = waiting[40:]
-    assert sum(later) / len(later) < 6, later
-    assert min(later[-40:]) <= 2, "it never drains"
-    assert served >= 0.55 * 120 * min(capacity_s, RATE_S)
+    runs = [waiting_over_time([capacity_s] * 120, seed=seed) for seed in range(1, 12)]
+    later = [waiting[40:] for waiting, _ in runs]
+    assert statistics.mean(map(statistics.mean, later)) < 6, later
+    assert statistics.median(min(waiting[-40:]) for waiting in later) <= 2, "it never drains"
+    assert all(served >= 0.55 * 120 * min(capacity_s, RATE_S) for _, served in runs)
 
 
 def test_a_machine_that_becomes_busy_is_given_less_and_then_more_again() -> None:
