@@ -133,6 +133,7 @@ def test_a_damaged_export_breaks_its_law(
     assert any(breach in found for found in check(damaged).breaches)
 
 
+@pytest.mark.thorough
 def test_time_that_is_hidden_as_unattributed_is_refused(rows: Rows) -> None:
     damaged = copy.deepcopy(rows)
     for row in damaged:
@@ -153,6 +154,7 @@ def test_shares_by_token_counts_alone_are_refused() -> None:
     assert not totals.is_kept(min_requests=0, min_mixed=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.process
 def test_the_command_exits_1_on_a_breach(tmp_path: Path, rows: Rows) -> None:
     damaged = copy.deepcopy(rows)

@@ -70,6 +70,7 @@ def names_in(path: Path | None) -> list[str]:
     return [event.request_id for event in of(RequestEvent, path) if event.request_id]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", [one, batched], ids=["generate", "batching"])
 def test_a_second_model_is_recorded_as_what_it_is(
     way: Callable[[Any], Any], pair: tuple[Any, Any], tmp_path: Path

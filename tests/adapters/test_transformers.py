@@ -335,6 +335,7 @@ def test_a_pause_of_continuous_batching_is_what_requests_wait_for(
     assert row["ledger_ns"]["paused"] >= 50_000_000
 
 
+@pytest.mark.thorough
 def test_requests_that_lose_their_blocks_are_recorded_as_preempted(
     model: Any, tmp_path: Path
 ) -> None:

@@ -652,6 +652,7 @@ def copy_of(function: FunctionType) -> FunctionType:
     return FunctionType(function.__code__, function.__globals__, *parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*UNIT, "shutdown", "set_pause_state"])
 @pytest.mark.parametrize("calls_base", [True, False])
 def test_a_scheduler_that_overrides_a_hooked_method_is_observed_like_its_base(

@@ -37,6 +37,7 @@ def test_kept_peers_explain_a_breach_as_a_list_of_the_newest_does(
     assert peers.newest() is seen[-1]
 
 
+@pytest.mark.thorough
 @given(
     came=st.lists(lives, min_size=5, max_size=30),
     asked=st.lists(objectives, min_size=1, max_size=4),

@@ -43,6 +43,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         probe.close()
 
 
+@pytest.mark.thorough
 def test_the_list_has_headings_and_states_which_engine_is_which(port: int, tmp_path: Path) -> None:
     done = inferscope("attach", "--once", rings=tmp_path)
     assert done.returncode == 1

@@ -103,6 +103,7 @@ def test_on_a_terminal_it_is_a_file_in_the_current_folder(recording: Path) -> No
         os.close(ours)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["jsonl", "perfetto"])
 def test_a_reader_that_leaves_ends_it_quietly(recording: Path, form: str) -> None:
     out, its_own = os.pipe()
@@ -154,6 +155,7 @@ def test_a_suffix_of_another_format_needs_the_format_named(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_an_export_leaves_the_file_alone_that_another_is_writing(
     recording: Path, tmp_path: Path
 ) -> None:

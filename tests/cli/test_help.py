@@ -65,6 +65,7 @@ def test_a_misspelt_word_is_met_with_the_nearest(tmp_path: Path, words: str, mes
     assert message in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_doctor_states_how_to_get_what_is_missing(tmp_path: Path) -> None:
     rows = json.loads(inferscope_cold("doctor", "--json", rings=tmp_path).stdout)["checks"]
     by_name = {row["name"]: row for row in rows}

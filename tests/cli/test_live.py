@@ -48,6 +48,7 @@ def test_off_stops_the_recording_and_on_resumes_it(engine: Engine) -> None:
     engine.wait_for(before["num_finished"] + 2)
 
 
+@pytest.mark.thorough
 def test_why_explains_a_request_that_is_still_under_way(engine: Engine) -> None:
     for _ in range(20):
         newest = engine.attach()["requests"][0]["request_id"]

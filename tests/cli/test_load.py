@@ -306,6 +306,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_with_130(tmp_path: Path) -> None
     assert f"abandoned {len(lines)}" in output
 
 
+@pytest.mark.thorough
 def test_the_load_extra_is_all_it_needs(tmp_path: Path) -> None:
     for module in ("numpy", "torch", "textual", "yaml"):
         missing = f"raise ModuleNotFoundError('not here', name='{module}')\n"

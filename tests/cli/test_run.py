@@ -128,6 +128,7 @@ def running(
         yield process
 
 
+@pytest.mark.thorough
 def test_the_command_has_its_arguments_output_and_exit_code(tmp_path: Path) -> None:
     words = script(tmp_path, SAY_ENVIRONMENT)
     first = run("--", *words, "--record", "-x", rings=tmp_path)

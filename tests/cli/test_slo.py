@@ -92,6 +92,7 @@ def test_the_sample_can_be_checked(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_table_names_the_causes(slo: Path, tmp_path: Path) -> None:
     done = inferscope("slo", "check", str(slo), str(SAMPLE), rings=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -129,6 +130,7 @@ def test_check_refuses_what_rules_refuses_and_judges_a_recording_by_it(tmp_path:
     assert f"inferscope: slo rules rejects {file}: availability has the target 0.9" in judged.stderr
 
 
+@pytest.mark.thorough
 def test_a_collector_prints_its_objectives_when_it_starts(slo: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -61,6 +61,7 @@ def test_noise_of_the_steps_does_not_become_noise_of_the_model(noise: float) -> 
     assert median_error(model, truth, list(traffic(random.Random(9), 400))) < 0.05
 
 
+@pytest.mark.thorough
 def test_the_fit_separates_padding_to_the_longest_context_from_attention() -> None:
     all_padded, none = (
         fitted(Truth(random.Random(2), padded_share=share), 2)[1] for share in (1.0, 0.0)
@@ -79,6 +80,7 @@ def test_no_coefficient_is_negative_and_more_work_never_costs_less() -> None:
     assert model.f(0) == model.g(0) == 0.0
 
 
+@pytest.mark.thorough
 def test_a_co_tenant_s_bad_second_is_not_learned() -> None:
     """One step in five takes three times as long for as long as the fit remembers."""
     truth = Truth(random.Random(4))
@@ -160,6 +162,7 @@ def observe(mode: Mode, batch: StepTable, measured_ns: int, whole_ns: float | No
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_steps_learned_at_once_teach_what_they_teach_one_by_one(seed: int) -> None:
     """Some are slow: for a while all, then one in ten."""
@@ -240,6 +243,7 @@ def test_work_of_a_kind_that_was_never_seen_is_learned_from_a_few_steps() -> Non
     assert modelled_ns(mode.model, decode) == pytest.approx(2_000_000, rel=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [4, 14, 24])
 def test_a_co_tenant_that_slows_large_steps_most_is_not_learned(seed: int) -> None:
     """A co-tenant that needs arithmetic hardly slows steps that wait for memory.
@@ -320,6 +324,7 @@ def batch_of(tokens: list[int], contexts: list[int]) -> StepTable:
     return StepTable.of(np.array(tokens), np.array(contexts), np.ones(len(tokens), np.int64))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "batches",
     [
@@ -350,6 +355,7 @@ def test_a_fit_without_observations_is_none() -> None:
     assert OnlineFit("eager").solve() is None
 
 
+@pytest.mark.thorough
 def test_two_folds_give_the_same_coefficients_to_the_bit() -> None:
     one, two = (fitted(Truth(random.Random(6), noise=0.1), 6)[1] for _ in range(2))
     assert one.fit_id == two.fit_id
@@ -403,6 +409,7 @@ def test_no_step_is_called_slow_before_something_was_learned_and_every_kind_is()
     assert modelled_ns(model, prefill) == pytest.approx(modelled_ns(usual, prefill), rel=0.1)
 
 
+@pytest.mark.thorough
 def test_tables_are_as_long_as_steps_of_a_known_kind_and_equal_whole_ones() -> None:
     """To the bit, of f and of its sums: a request's share must not depend on who asked before."""
     _, short = fitted(Truth(random.Random(8), noise=0.1), 8)

@@ -73,6 +73,7 @@ def load() -> Iterator[Callable[..., Engine]]:
     assert descriptors(os.getpid()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("speculative", [None, pytest.param("ngram", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("way", WAYS)
 def test_two_engines_equal_transformers(

@@ -132,6 +132,7 @@ def test_preemption_waits_for_the_outputs_under_way() -> None:
     assert num_preempted > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_cancelling_at_random_moments_leaks_nothing(seed: int) -> None:
     draw = random.Random(seed)

@@ -34,6 +34,8 @@ from tests.engine.test_model import attend_densely
 from tests.insight.runs import judge
 from tests.probe.fakes import of
 
+pytestmark = pytest.mark.thorough
+
 OPTIONS = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Options under which chunks, prefix hits and preemptions occur."""
 IDS = torch.arange(40) * 7 % VOCAB
@@ -162,7 +164,6 @@ def serve(rings: Path, options: EngineOptions, model: str = "random:tiny") -> It
     assert all(map(is_gone, pids_of(engine)))
 
 
-@pytest.mark.thorough
 def test_slow_rank_is_named_and_a_killed_one_ends_the_engine(
     rings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from inferscope.records import DRAFT, VERIFY, Emitted, StepPlan, StepSlices, Ste
 from tests.engine.checkpoints import prompts
 from tests.probe.fakes import of, tokens_of_slices, tokens_signed
 
+pytestmark = pytest.mark.thorough
+
 PLAIN = EngineOptions(dtype="float32", token_budget=24, max_running=6, num_blocks=14)
 """Options under which chunks, prefix hits and preemptions occur."""
 OPTIONS = replace(PLAIN, speculative="ngram")
@@ -57,7 +59,6 @@ def remote() -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.thorough
 def test_worker_generates_the_same_tokens_as_an_in_process_engine(remote: Engine) -> None:
     local = load_engine("random:tiny", PLAIN)
     batch_prompts = [*prompts(6, vocab=64), *prompts(6, vocab=64)]
@@ -97,7 +98,6 @@ def rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "apart"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("options", [OPTIONS, DRAFTING])
 def test_worker_spans_join_the_slices_of_the_core(rings: Path, options: EngineOptions) -> None:
     given, sampling = prompts(8, vocab=64), Sampling(max_tokens=10)
@@ -139,7 +139,6 @@ def test_worker_spans_join_the_slices_of_the_core(rings: Path, options: EngineOp
     source.close()
 
 
-@pytest.mark.thorough
 def test_killed_worker_ends_the_engine_with_one_error() -> None:
     engine = remote_engine()
     pid = pid_of(engine)
@@ -153,7 +152,6 @@ def test_killed_worker_ends_the_engine_with_one_error() -> None:
     engine.close()
 
 
-@pytest.mark.thorough
 def test_load_failure_is_raised_in_the_caller(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no model"):
         load_engine(str(tmp_path / "nothing"), in_worker=True)

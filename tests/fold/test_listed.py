@@ -69,6 +69,7 @@ def test_the_rows_are_what_is_alive_and_what_finished_in_the_window(looks: Looks
         assert f"{len(wanted)} done in" in format_listed(view)
 
 
+@pytest.mark.thorough
 def test_each_first_token_of_the_window_has_its_row_and_the_quantiles_are_theirs(
     looks: Looks,
 ) -> None:

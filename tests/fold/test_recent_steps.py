@@ -53,6 +53,7 @@ def test_each_step_equals_its_exported_row() -> None:
         assert parts == rank.measured_ns == step.measured_ns
 
 
+@pytest.mark.thorough
 def test_host_gaps_sum_to_the_devices_and_steps_are_in_the_order_of_time() -> None:
     view, _ = folded()
     (device,) = rows("device")

@@ -77,6 +77,7 @@ def test_counters_are_the_same_however_the_rings_are_read(
     assert {done.stdout.strip()} == digests
 
 
+@pytest.mark.thorough
 def test_without_the_samplers_ring_the_numbers_are_others_but_the_time_is_the_same(
     rings: list[Path], tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def by_name(comparison: RecordingComparison) -> dict[str, Difference]:
 # --- laws ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", [False, True])
 def test_a_recording_does_not_differ_from_itself(named: bool) -> None:
     one = recording(3, named=named)
@@ -108,6 +109,7 @@ def test_a_wider_level_has_wider_intervals() -> None:
 # --- what is found ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", [False, True])
 def test_a_slower_prompt_is_found_and_its_ledger_row_named(named: bool) -> None:
     load_seed = 5 if named else None

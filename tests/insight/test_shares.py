@@ -174,6 +174,7 @@ def test_what_is_printed_adds_up(of_the_sample: Shares, most: int | None) -> Non
     assert all(prefill + decode == both for prefill, decode, both, _ in rows[:-3])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [74, 80, 109, 110, 200])
 def test_no_line_of_a_table_is_wider_than_the_terminal(of_the_sample: Shares, width: int) -> None:
     text = shares_lines(of_the_sample, most=5, width=width)

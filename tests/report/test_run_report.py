@@ -27,6 +27,8 @@ from inferscope.slo import read_objectives
 from inferscope.text import why
 from tests.report.html import Parsed, parse
 
+pytestmark = pytest.mark.thorough
+
 SAMPLES = Path(__file__).parents[2] / "samples"
 Row = dict[str, Any]
 Values = dict[str, float | None]
@@ -115,7 +117,6 @@ def latencies(run: Run) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.thorough
 def test_latencies_are_those_of_the_export(run: Run) -> None:
     found = run.page.of("latency")
     for name, values in latencies(run).items():

@@ -38,6 +38,7 @@ def test_the_body_fills_exactly_its_size(
     assert all(text_of(line).isprintable() for line in lines)
 
 
+@pytest.mark.thorough
 def test_preemptions_and_prefix_hits_are_those_of_the_exported_requests(text: str) -> None:
     rows = list(recorded().exported("request"))
     preempted = sum(row["preemptions"] for row in rows)

@@ -14,6 +14,7 @@ from inferscope.readers.source import catch_up, open_source
 SAMPLE = Path(__file__).parents[2] / "samples" / "demo.isr"
 
 
+@pytest.mark.thorough
 def test_a_snapshot_carries_the_findings_of_the_run() -> None:
     watch = RunSummarizer()
     source = JudgedSource(open_source(SAMPLE, sinks=(watch,), listen=watch.on_record), watch)
@@ -29,6 +30,7 @@ def test_a_snapshot_carries_the_findings_of_the_run() -> None:
     source.close()
 
 
+@pytest.mark.thorough
 def test_one_look_prints_the_runs_finding_as_its_problem(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

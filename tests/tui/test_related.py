@@ -104,6 +104,7 @@ def numbers(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"[+-]?\d+\.\d|(?<= )0(?= )", line)[:3]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(80, 20), (80, 40), (120, 36), (200, 50)])
 def test_printed_rows_of_a_pair_add_up_to_the_printed_sums(size: tuple[int, int]) -> None:
     one, other = (row for row in recorded().view.requests[:2])

@@ -45,6 +45,7 @@ def timeline(running: Screen) -> TimelineScreen:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "size", "keys", "is_ascii"),
     [

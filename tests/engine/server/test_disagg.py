@@ -19,6 +19,8 @@ from inferscope.readers.source import RingSource
 from tests.engine.server.running import Finals, Server, Stream, in_background, serving
 from tests.engine.test_disagg import descriptors
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = "def main(argv):\n    parser = argparse.ArgumentParser(description=__doc__)\n"
 BODY = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -79,7 +81,6 @@ def _metric(server: Server, name: str) -> float:
     return float(page.split(f"\ninferscope_serve_{name} ")[1].split()[0])
 
 
-@pytest.mark.thorough
 def test_one_request_has_one_ledger_over_both_engines(server: Server) -> None:
     engine, tokenizer = load_engine("builtin"), load_tokenizer("builtin")
     tokens = tokenizer.encode(PROMPT)
@@ -171,7 +172,6 @@ def test_a_client_that_leaves_during_the_transfer_leaves_nothing(
     assert_nothing_is_left(server)
 
 
-@pytest.mark.thorough
 def test_a_killed_prefill_engine_fails_only_requests_in_prefill(server: Server) -> None:
     _, pid = engines(server)
     headers = {"X-Request-Id": "in prefill"}
@@ -197,7 +197,6 @@ def test_a_killed_prefill_engine_fails_only_requests_in_prefill(server: Server) 
     assert_nothing_is_left(server)
 
 
-@pytest.mark.thorough
 def test_shared_memory_that_is_gone_fails_one_request(server: Server) -> None:
     decode, prefill = engines(server)
     os.kill(decode, signal.SIGSTOP)
@@ -220,7 +219,6 @@ def test_shared_memory_that_is_gone_fails_one_request(server: Server) -> None:
     assert_nothing_is_left(server)
 
 
-@pytest.mark.thorough
 def test_a_full_decode_pool_delays_requests_and_a_full_queue_refuses_them(tmp_path: Path) -> None:
     options = ("--max-model-len", "64", "--num-blocks", "4", "--max-waiting", "2")
     with serving(tmp_path, "builtin", "--disaggregate", *options) as server:
@@ -238,7 +236,6 @@ def test_a_full_decode_pool_delays_requests_and_a_full_queue_refuses_them(tmp_pa
         assert server.stop() == 0
 
 
-@pytest.mark.thorough
 def test_roles_started_apart_serve_one_request(tmp_path: Path) -> None:
     meeting = str(tmp_path / "kv")
     (tmp_path / "p").mkdir()
@@ -274,7 +271,6 @@ def test_the_socket_of_a_killed_prefill_engine_is_none(tmp_path: Path) -> None:
     assert "has no prefill engine" in refused("decode", str(tmp_path))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

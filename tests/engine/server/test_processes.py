@@ -121,6 +121,7 @@ def _num_open(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@pytest.mark.thorough
 def test_api_server_that_cannot_receive_is_replaced(pair: Server) -> None:
     _, *servers = pair.children()
     arguments = Path(f"/proc/{servers[0]}/cmdline").read_bytes().split(b"\0")

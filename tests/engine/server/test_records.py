@@ -99,6 +99,7 @@ def test_each_process_records_its_part_under_one_internal_id(server: Server) -> 
     assert core[-1].reason == "length"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sent", "name"), [("na\u00efve-\u6f22", None), ("caf\xe9", "caf\xe9")])
 def test_a_requests_own_name_may_be_utf_8(server: Server, sent: str, name: str | None) -> None:
     raw = sent.encode("utf-8" if name is None else "latin-1").decode("latin-1")

@@ -13,6 +13,8 @@ from inferscope.records import Emitted, StepPlan, StepSlices, StepSpan
 from tests.engine.server.running import Server, all_gone, serving
 from tests.probe.fakes import of
 
+pytestmark = pytest.mark.thorough
+
 BODY = {"prompt": "def f", "max_tokens": 12, "ignore_eos": True}
 
 
@@ -28,7 +30,6 @@ def ring(server: Server, role: str) -> Path:
     return path
 
 
-@pytest.mark.thorough
 def test_each_process_records_its_part_and_the_ledgers_close(apart: Server) -> None:
     for _ in range(3):
         assert apart.events("/v1/completions", BODY)[-1] == "[DONE]"

@@ -63,6 +63,7 @@ def of_request(sink: Sink, request: FinalRequest) -> tuple[Received, dict[str, R
     return root, by_name
 
 
+@pytest.mark.thorough
 def test_every_request_is_one_root_and_every_other_span_lies_below_one(
     sent: Sink, finals: Finals
 ) -> None:

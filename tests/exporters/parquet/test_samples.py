@@ -97,10 +97,12 @@ def test_every_question_is_known_here(asked: Asked) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_everything_adds_up(asked: Asked) -> None:
     assert asked.answers["conservation"] == []
 
 
+@pytest.mark.thorough
 def test_what_does_not_add_up_is_found(asked: Asked, tmp_path: Path) -> None:
     question = next(each for each in QUESTIONS if each.stem == "conservation")
     target = tmp_path / "demo.parquet"

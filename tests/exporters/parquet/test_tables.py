@@ -53,6 +53,7 @@ def test_every_step_and_request_is_that_of_the_json_lines(sample: Path, tmp_path
         assert [r for r in found if r["kind"] == kind] == [r for r in rows if r["kind"] == kind]
 
 
+@pytest.mark.thorough
 def test_dictionaries_are_of_all_but_what_seldom_comes_again(sample: Path) -> None:
     apart = {
         "requests": {"tbt_ns.list.element": "DELTA_BINARY_PACKED"},
@@ -142,6 +143,7 @@ def test_adapters_and_transfers_are_those_of_the_json_lines(tmp_path: Path) -> N
     assert (rows[1]["adapter"], rows[1]["transfers"]) == (None, None)
 
 
+@pytest.mark.thorough
 def test_a_request_without_a_ledger_has_nulls_in_place_of_its_maps(tmp_path: Path) -> None:
     finals = Finals()
     source = open_source(SAMPLE, sinks=(finals,))

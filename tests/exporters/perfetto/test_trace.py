@@ -98,6 +98,7 @@ def number(step: Slice) -> int:
     return int(step.name.rpartition(" ")[2])
 
 
+@pytest.mark.thorough
 def test_each_request_has_a_track_with_its_phases(sample: Sample) -> None:
     (engine,) = {line["engine"] for line in sample.of_kind("request")}
     tracks = sample.trace.of(f"requests of {engine}")

@@ -76,6 +76,7 @@ def test_all_of_it_is_given_out_once_all_have_ended(finals: Finals, data: st.Dat
     assert wasted_ns - 2 * len(requests) - 2 <= lost_ns <= wasted_ns
 
 
+@pytest.mark.thorough
 @given(st.lists(amounts(), min_size=1, max_size=8), st.floats(0.1, 1.0))
 def test_where_steps_overlap_all_are_given_alike_less(
     finals: Finals, of_all: list[tuple[int, int, int, int, str, str]], part: float
