@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,6 +204,18 @@ def is_of(line: str, lack: Lack) -> bool:
     return line.startswith(f"{lack.feature.name}: ") or any(why in line for why in lack.missing)
 
 
+def wait_until_idle(rings: Path, timeout_s: float = 60) -> None:
+    """Wait until no request runs: SGLang notices 2 s late that a client has hung up."""
+    until_s = time.monotonic() + timeout_s
+    while any(engine["num_running"] for engine in attached(rings)):
+        assert time.monotonic() < until_s, "a request still runs"
+
+
+def attached(rings: Path) -> list[dict[str, Any]]:
+    """Return the engines of one look at the rings."""
+    return list(json.loads(inferscope(rings, "attach", "--once", "--json"))["engines"])
+
+
 @pytest.mark.parametrize("specification", [_claiming(each) for each in environments.VERSIONS])
 def test_what_is_recorded_is_what_the_engine_computes(
     tmp_path: Path, specification: str, show: Show
@@ -216,6 +229,7 @@ def test_what_is_recorded_is_what_the_engine_computes(
                 server.url, [Ask("first", {**asked[0].body, "max_tokens": 2})], at_once=1, path=path
             )
         ask_all(server.url, asked, at_once=6, path=path)
+        wait_until_idle(server.rings)
         log = server.log.read_text()
     lines = exported(record, tmp_path / "run.jsonl")
     rows = hold_to_the_laws(lines, asked)
