@@ -21,6 +21,7 @@ from inferscope.ring.reader import RingReader
 from inferscope.sampler.privilege import become
 from tests.children import child
 from tests.cli.running import inferscope
+from tests.daemon.other_user import open_folder
 from tests.probe.fakes import of
 
 DROP = """
@@ -183,20 +184,19 @@ def can_start_with(given: tuple[str, ...], dropped: list[str]) -> bool:
 
 
 @is_root
-def test_roots_ring_belongs_to_the_owner_of_the_folder(start: Start, tmp_path: Path) -> None:
-    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
-        folder.chmod(folder.stat().st_mode | 0o011)
-    home = tmp_path / "rings"
-    home.mkdir(mode=0o700)
-    os.chown(home, 12345, 12345)
-    sampler = start("--counters", "host", "--dir", str(home))
-    until(lambda: sampler_rings(home))
-    (path,) = sampler_rings(home)
-    assert path.stat().st_uid == path.parent.stat().st_uid == 12345
-    status = Path(f"/proc/{sampler.pid}/status").read_text(encoding="ascii")
-    assert "Uid:\t12345\t12345\t12345" in status
-    sampler.terminate()
-    assert "switched to uid 12345, without capabilities" in sampler.communicate()[1]
+def test_roots_ring_belongs_to_the_owner_of_the_folder(start: Start) -> None:
+    with open_folder() as folder:
+        home = folder / "rings"
+        home.mkdir(mode=0o700)
+        os.chown(home, 12345, 12345)
+        sampler = start("--counters", "host", "--dir", str(home))
+        until(lambda: sampler_rings(home))
+        (path,) = sampler_rings(home)
+        assert path.stat().st_uid == path.parent.stat().st_uid == 12345
+        status = Path(f"/proc/{sampler.pid}/status").read_text(encoding="ascii")
+        assert "Uid:\t12345\t12345\t12345" in status
+        sampler.terminate()
+        assert "switched to uid 12345, without capabilities" in sampler.communicate()[1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can become anybody")
