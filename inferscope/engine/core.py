@@ -25,7 +25,7 @@ from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.disagg import KvHandle, Outbox, ReceivedKv
 from inferscope.engine.forensics import CacheForensics
-from inferscope.engine.kv import BlockPool
+from inferscope.engine.kv import ROOT, BlockPool
 from inferscope.engine.model import Model, Outline
 from inferscope.engine.remote import WorkerLost
 from inferscope.engine.request import (
@@ -169,6 +169,7 @@ class Engine:
         parent: str = "",
         trace: str = "",
         received: ReceivedKv | None = None,
+        cache_salt: str = "",
     ) -> str:
         """Submit a prompt and return the request's id; safe from any thread.
 
@@ -180,6 +181,8 @@ class Engine:
             parent: id of the first request of the same client call.
             trace: W3C trace context, if no front end records it.
             received: KV of the prompt from a prefill engine, without the last token's.
+            cache_salt: text that a request must have in common to share its cached blocks; it is
+                not recorded.
 
         Raises:
             BadRequest: the prompt is empty or too long, it or the stop tokens hold an id outside
@@ -226,6 +229,7 @@ class Engine:
                     trace=trace,
                     received=received,
                     arrived_ns=arrived_ns,
+                    cache_salt=cache_salt,
                 )
             )
         return request_id
@@ -415,6 +419,7 @@ class Engine:
             seed=seed,
             ngrams=NgramIndex() if self.options.speculative == "ngram" else None,
             received=submission.received,
+            root=submission.cache_salt or ROOT,
         )
         self._requests[request.request_id] = request
         self.scheduler.enqueue(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from inferscope.engine.kv import ROOT
+from inferscope.engine.kv import ROOT, Chain
 from inferscope.engine.request import Request
 from inferscope.prefix import block_keys, first_key, next_key, packed
 from inferscope.probe import CacheWatch, Probe
@@ -25,7 +25,7 @@ class CacheForensics:
         self._watch = watch
         self._block_tokens = block_tokens
         self._is_enabled = is_enabled
-        self._key_by_chain = {ROOT: first_key()}
+        self._key_by_chain = {ROOT: first_key(ROOT)}
         """Key of each published block, by the chain after it."""
         self._prefills: dict[Request, list[int]] = {}
         """Block keys of requests whose prompts are not computed yet, in order of admission."""
@@ -44,9 +44,9 @@ class CacheForensics:
         """Note the request whose allocation begins."""
         self._watch.make_room_for(index)
 
-    def published(self, chain: int, *, parent: int, tokens: tuple[int, ...]) -> None:
+    def published(self, chain: int, *, parent: Chain, tokens: tuple[int, ...]) -> None:
         """Keep the key of a published block."""
-        key = self._key_by_chain.get(parent)
+        key = first_key(parent) if isinstance(parent, str) else self._key_by_chain.get(parent)
         if key is not None:  # else published before the observation
             self._key_by_chain[chain] = next_key(key, _raw(tokens))
 
@@ -69,7 +69,7 @@ class CacheForensics:
             return
         since_ns = self._watch.now()
         raw = _raw(request.tokens[:num_tokens])
-        keys = block_keys(raw, self._block_tokens * _TOKEN_BYTES)
+        keys = block_keys(raw, self._block_tokens * _TOKEN_BYTES, first_key(request.root))
         self._prefills = {
             other: other_keys
             for other, other_keys in self._prefills.items()

@@ -7,9 +7,10 @@ A block is in one of three states:
                           └────────────acquire────────────────┘   (cached: evicted oldest first)
 
 A published block is looked up by (chain, its tokens); the chain is the serial number of the
-published block before it. The lookup compares the tokens themselves, so two prompts share a block
-only if everything before it is equal too. A hash collision, accidental or crafted, cannot give a
-request the keys of another. Every operation is O(1) per block.
+published block before it. A salt is the chain of a prompt's first block, which keeps its blocks
+apart from those of other salts. The lookup compares salt and tokens themselves, so two prompts
+share a block only if everything before it is equal too. A hash collision, accidental or crafted,
+cannot give a request the keys of another. Every operation is O(1) per block.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+Chain: TypeAlias = "int | str"
 ROOT = 0
-"""Chain of a prompt's first block."""
+"""Chain of the first block of a prompt without a salt."""
 
-_Key: TypeAlias = "tuple[int, tuple[int, ...]]"
+_Key: TypeAlias = "tuple[Chain, tuple[int, ...]]"
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
     """Longest published prefix of a prompt."""
 
     blocks: list[int]
-    chain: int
+    chain: Chain
     num_cached: int
     """Number of the blocks that no request holds; acquiring them reduces `num_available`."""
 
@@ -45,7 +47,7 @@ class PoolObserver(Protocol):
     def make_room_for(self, index: int) -> None:
         """Note the request whose allocation begins."""
 
-    def published(self, chain: int, *, parent: int, tokens: tuple[int, ...]) -> None:
+    def published(self, chain: int, *, parent: Chain, tokens: tuple[int, ...]) -> None:
         """Note a published block, by the chain of the block after it."""
 
     def evicted(self, chain: int) -> None:
@@ -128,11 +130,11 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def match(self, tokens: Sequence[int], *, max_blocks: int) -> Match:
-        """Return the longest published prefix without acquiring its blocks."""
+    def match(self, tokens: Sequence[int], *, max_blocks: int, root: Chain = ROOT) -> Match:
+        """Return the longest published prefix under a root without acquiring its blocks."""
         width = self.block_tokens
         blocks: list[int] = []
-        chain = ROOT
+        chain = root
         num_cached = 0
         self._latest_next = None
         for start in range(0, min(max_blocks, len(tokens) // width) * width, width):
@@ -160,7 +162,7 @@ class BlockPool:
                 del self._cached[block]
             self._references[block] += 1
 
-    def publish(self, block: int, *, chain: int, tokens: tuple[int, ...]) -> int:
+    def publish(self, block: int, *, chain: Chain, tokens: tuple[int, ...]) -> int:
         """Publish a full block and return the chain of the block after it.
 
         If an equal block is already published, that one stays and this one remains private.

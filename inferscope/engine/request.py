@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from inferscope.engine.disagg import ReceivedKv
-from inferscope.engine.kv import ROOT
+from inferscope.engine.kv import ROOT, Chain
 from inferscope.engine.speculative import NgramIndex
 from inferscope.errors import BadInput, InferScopeError
 from inferscope.records import RequestIndex
@@ -145,6 +145,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     trace: str
     received: ReceivedKv | None
     arrived_ns: int
+    cache_salt: str
 
 
 @dataclass(eq=False, slots=True)
@@ -167,6 +168,7 @@ class Request:
         cached_tokens: Number of tokens found in the prefix cache and never computed.
         recomputed_tokens: Number of tokens computed again after preemptions.
         blocks: KV blocks in the order of the tokens.
+        root: Chain of its first block: its cache salt, if it has one.
         chain: Chain of its last published block; see `kv.py`.
         num_published: Number of published blocks, counted from the first.
         sequence_slot: Row in the runner's tables while it runs, else -1.
@@ -191,7 +193,8 @@ class Request:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
-    chain: int = ROOT
+    root: Chain = ROOT
+    chain: Chain = ROOT
     num_published: int = 0
     sequence_slot: int = -1
     has_run: bool = False

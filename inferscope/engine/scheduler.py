@@ -216,7 +216,8 @@ class Scheduler:
                 return match
         # The last token is always computed: the next one is sampled from its logits.
         num_reusable = len(request.tokens) - 1
-        match = self.pool.match(request.tokens, max_blocks=num_reusable // self.pool.block_tokens)
+        max_blocks = num_reusable // self.pool.block_tokens
+        match = self.pool.match(request.tokens, max_blocks=max_blocks, root=request.root)
         self._head = request, match
         return match
 

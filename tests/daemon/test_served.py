@@ -134,6 +134,7 @@ def _ask(server: Server) -> Iterator[str]:
     for path, refused in (
         ("/v1/completions", {"prompt": CANARY, "max_tokens": CANARY}),
         ("/v1/completions", {"prompt": CANARY, "model": CANARY}),
+        ("/v1/completions", {"prompt": "x", "cache_salt": f"{CANARY} " * 64}),
         ("/v1/completions", {"prompt": f"{CANARY} " * 5_000}),
         ("/v1/completions", {"prompt": CANARY, "response_format": {"type": CANARY}}),
         ("/v1/chat/completions", {"messages": [{"role": CANARY, "content": {"a": CANARY}}]}),
@@ -145,8 +146,11 @@ def _ask(server: Server) -> Iterator[str]:
     assert server.post("/detokenize", {"tokens": ids})[0] == 200
     for path, body in (
         ("completions", {"prompt": CANARY, "stop": [CANARY, "never"], "user": CANARY}),
-        ("completions", {"prompt": ids, "stop_token_ids": ids}),
-        ("chat/completions", {"messages": talk, "chat_template_kwargs": {"mood": CANARY}}),
+        ("completions", {"prompt": ids, "stop_token_ids": ids, "cache_salt": CANARY}),
+        (
+            "chat/completions",
+            {"messages": talk, "chat_template_kwargs": {"mood": CANARY}, "cache_salt": CANARY},
+        ),
     ):
         status, answer, _ = server.post(f"/v1/{path}", body | wanted, headers)
         assert status == 200, answer

@@ -34,8 +34,13 @@ class Observed:
     def prompt(self, num_tokens: int) -> list[int]:
         return [self.key.randrange(3, 250) for _ in range(num_tokens)]
 
-    def serve(self, *prompts: list[int], max_tokens: int = 1) -> None:
-        self.engine.generate(list(prompts), Sampling(max_tokens=max_tokens, ignore_eos=True))
+    def serve(self, *prompts: list[int], max_tokens: int = 1, salt: str = "") -> None:
+        for prompt in prompts:
+            self.engine.submit(
+                prompt, Sampling(max_tokens=max_tokens, ignore_eos=True), cache_salt=salt
+            )
+        while self.engine.has_work:
+            self.engine.step()
 
     def lookups(self) -> list[CacheLookup]:
         assert self.probe.path is not None
@@ -92,6 +97,20 @@ def test_a_duplicate_in_flight_is_pending_behind_its_twin(observe: Any) -> None:
         {"pending": 48, "rounding": 2},
     ]
     assert [lookup.twin for lookup in seen.lookups()] == [-1, 0]
+
+
+def test_an_equal_prompt_of_another_salt_finds_nothing_and_is_evicted_apart(observe: Any) -> None:
+    seen = observe(num_blocks=9, max_model_tokens=120)
+    prompt = seen.prompt(50)
+    for salt in ("one", "two", "one", "two", ""):
+        seen.serve(prompt, salt=salt)
+    # Each takes 4 blocks and leaves 3 in the cache, so the third salt evicts one of the first.
+    miss, hit = ({name: 48, "rounding": 2} for name in ("unmatched", "hit"))
+    assert seen.classes() == [miss, miss, hit, hit, miss]
+    seen.serve(prompt, salt="one")
+    lookup = seen.lookups()[-1]
+    assert seen.classes()[-1] == {"hit": 32, "evicted": 16, "rounding": 2}
+    assert lookup.evictor == 4
 
 
 def test_a_disabled_cache_says_so(observe: Any) -> None:

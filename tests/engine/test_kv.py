@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.engine.kv import ROOT, BlockPool
+from inferscope.engine.kv import ROOT, BlockPool, Chain
 
 WIDTH = 2
 
 
-def publish_all(pool: BlockPool, blocks: list[int], tokens: list[int]) -> None:
-    chain = ROOT
+def publish_all(
+    pool: BlockPool, blocks: list[int], tokens: list[int], *, root: Chain = ROOT
+) -> None:
+    chain = root
     for idx, block in enumerate(blocks):
         chain = pool.publish(
             block, chain=chain, tokens=tuple(tokens[idx * WIDTH : (idx + 1) * WIDTH])
@@ -150,6 +152,22 @@ def test_current_match_is_what_a_new_search_finds(
         else:
             match = pool.match(sought, max_blocks=len(sought) // WIDTH)
             assert pool.is_current(match)
+
+
+def test_a_salt_shares_blocks_with_itself_alone() -> None:
+    pool = BlockPool(12, block_tokens=WIDTH)
+    held: dict[Chain, list[int]] = {}
+    for root in (ROOT, "a", "b"):
+        held[root] = pool.allocate(2)
+        publish_all(pool, held[root], [1, 2, 3, 4], root=root)
+    for root, blocks in held.items():
+        assert pool.match([1, 2, 3, 4], max_blocks=2, root=root).blocks == blocks
+    assert pool.match([1, 2, 3, 4], max_blocks=2, root="c").blocks == []
+    pool.release(held["a"])
+    assert pool.num_cached == 2
+    pool.release(pool.allocate(pool.num_available))  # evicts those of "a"
+    assert pool.match([1, 2], max_blocks=1, root="a").blocks == []
+    assert pool.match([1, 2], max_blocks=1, root="b").blocks == held["b"][:1]
 
 
 @given(order=st.permutations(range(6)))

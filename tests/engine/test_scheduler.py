@@ -7,7 +7,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.engine.kv import BlockPool, Match
+from inferscope.engine.kv import ROOT, BlockPool, Chain, Match
 from inferscope.engine.request import Request
 from inferscope.engine.scheduler import Plan, Scheduler
 from tests.engine.steps import WIDTH, commit, make_request, make_scheduler
@@ -112,9 +112,9 @@ class CountingPool(BlockPool):
 
     num_searches = 0
 
-    def match(self, tokens: Sequence[int], *, max_blocks: int) -> Match:
+    def match(self, tokens: Sequence[int], *, max_blocks: int, root: Chain = ROOT) -> Match:
         self.num_searches += 1
-        return super().match(tokens, max_blocks=max_blocks)
+        return super().match(tokens, max_blocks=max_blocks, root=root)
 
 
 def blocked_head() -> tuple[Scheduler, CountingPool, Request]:

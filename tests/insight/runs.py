@@ -27,6 +27,7 @@ class Ask:
     step: int
     prompt: Sequence[int]
     max_tokens: int
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def serve(
     while due or engine.has_work:
         while due and (due[0].step <= step or not engine.has_work):
             ask = due.pop(0)
-            engine.submit(ask.prompt, Sampling(max_tokens=ask.max_tokens, ignore_eos=True))
+            sampling = Sampling(max_tokens=ask.max_tokens, ignore_eos=True)
+            engine.submit(ask.prompt, sampling, cache_salt=ask.salt)
         engine.step()
         step += 1
     engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,16 +44,17 @@ def compare_prompts(engine: Engine) -> None:
     """Compare each prompt with earlier ones, as a front end does."""
     probe, submit = engine.probe, engine.submit
     queued = probe.queued
-    prompts: dict[str, Sequence[int]] = {}
+    submitted: dict[str, tuple[Sequence[int], str]] = {}
 
-    def submitting(prompt: Sequence[int], *given: Any, **more: Any) -> str:
-        request_id = submit(prompt, *given, **more)
-        prompts[request_id] = prompt
+    def submitting(prompt: Sequence[int], *given: Any, cache_salt: str = "", **more: Any) -> str:
+        request_id = submit(prompt, *given, cache_salt=cache_salt, **more)
+        submitted[request_id] = prompt, cache_salt
         return request_id
 
     def comparing(request_id: str, **more: Any) -> RequestIndex:
         index = queued(request_id, **more)
-        probe.compare_prompt(index, prompts[request_id])
+        prompt, salt = submitted[request_id]
+        probe.compare_prompt(index, prompt, salt=salt or None)
         return index
 
     engine.submit = submitting  # type: ignore[method-assign]
@@ -97,34 +98,49 @@ def documents(texts: Texts) -> Iterator[list[int]]:
         yield [*system, *texts.shuffled(found), *texts.new(10)]
 
 
-CASES: dict[str, tuple[Callable[[Texts], Iterator[list[int]]], EngineOptions, int]] = {
-    "prompt_changes_early": (early, ROOMY, 1),
-    "cache_too_small": (turns, EngineOptions(num_blocks=48), 1),
-    "prefix_below_block": (late, EngineOptions(num_blocks=64, block_tokens=256), 1),
-    "duplicates_in_flight": (twins, EngineOptions(num_blocks=512, token_budget=1024), 4),
-    "documents_reordered": (documents, ROOMY, 1),
+class Case(NamedTuple):
+    """A workload on an engine.
+
+    Attributes:
+        at_once: number of requests that arrive at once.
+        num_salts: number of cache salts that the requests have in turn; 0 for none.
+    """
+
+    prompts: Callable[[Texts], Iterator[list[int]]]
+    options: EngineOptions
+    at_once: int = 1
+    num_salts: int = 0
+
+
+CASES = {
+    "prompt_changes_early": Case(early, ROOMY),
+    "cache_too_small": Case(turns, EngineOptions(num_blocks=48)),
+    "prefix_below_block": Case(late, EngineOptions(num_blocks=64, block_tokens=256)),
+    "namespace_splits": Case(late, ROOMY, num_salts=12),
+    "duplicates_in_flight": Case(twins, EngineOptions(num_blocks=512, token_budget=1024), 4),
+    "documents_reordered": Case(documents, ROOMY),
 }
-"""Prompts, engine, and requests that arrive at once."""
 HEALTHY = {
-    "prompt_changes_early": (late, ROOMY, 1),
-    "cache_too_small": (turns, ROOMY, 1),
-    "prefix_below_block": (late, ROOMY, 1),
-    "duplicates_in_flight": (twins, ROOMY, 1),
-    "documents_reordered": (turns, ROOMY, 1),
+    "prompt_changes_early": Case(late, ROOMY),
+    "cache_too_small": Case(turns, ROOMY),
+    "prefix_below_block": Case(late, ROOMY),
+    "namespace_splits": Case(late, ROOMY, num_salts=1),
+    "duplicates_in_flight": Case(twins, ROOMY),
+    "documents_reordered": Case(turns, ROOMY),
 }
 """The same without the mistake."""
 
 
-def served(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    case: tuple[Callable[[Texts], Iterator[list[int]]], EngineOptions, int],
-) -> Judged:
-    prompts, options, at_once = case
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> Judged:
     asked = [
-        Ask(1000 * (number // at_once), prompt, 2) for number, prompt in enumerate(prompts(Texts()))
+        Ask(1000 * (number // case.at_once), prompt, 2, _salt(case, number))
+        for number, prompt in enumerate(case.prompts(Texts()))
     ]
-    return serve(folder, monkeypatch, asked, options, change=compare_prompts)
+    return serve(folder, monkeypatch, asked, case.options, change=compare_prompts)
+
+
+def _salt(case: Case, number: int) -> str:
+    return f"of-client-{number % case.num_salts}" if case.num_salts else ""
 
 
 @pytest.mark.thorough
@@ -140,3 +156,22 @@ def test_each_cause_is_found_in_its_workload_and_not_without_it(
         assert sum((final.cache.gpu_ns or {}).values()) == final.prefill_ns
     right = served(tmp_path / "right", monkeypatch, HEALTHY[finding_id])
     assert finding_id not in right.ids
+
+
+@pytest.mark.thorough
+def test_equal_prompts_of_other_salts_are_priced_and_the_salts_are_in_no_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES["namespace_splits"]
+    run = served(tmp_path, monkeypatch, case)
+    caches = [final.cache for final in run.finals.requests]
+    apart = [cache for cache in caches if cache is not None and cache.tokens.get("namespace")]
+    # The system prompt's whole blocks, at the first request of each salt but the first one.
+    assert [cache.tokens["namespace"] for cache in apart] == [192] * (case.num_salts - 1)
+    for cache in apart:
+        assert cache.difference is not None
+        assert cache.difference.differs == ("salt",)
+        assert (cache.gpu_ns or {})["namespace"] > 0
+    rings = b"".join(path.read_bytes() for path in tmp_path.rglob("*.ring"))
+    assert b"request-0" in rings
+    assert b"of-client-" not in rings

@@ -238,6 +238,7 @@ class Core:
                 parent=submission.parent,
                 trace=submission.trace,
                 received=received,
+                cache_salt=submission.cache_salt,
             )
         except InferScopeError as error:
             self._link_of.pop(submission.request_id, None)

@@ -245,11 +245,13 @@ class Exchange:
                 external_id=self._origin.external_id,
                 parent=self.choices[0].request_id if choice.number else "",
                 trace=self._origin.trace,
+                cache_salt=call.cache_salt,
             )
             choice.is_submitted = True
         for choice in self.choices[:: call.num_each]:  # while the engine begins with them
             prompt = prompts[choice.number // call.num_each]
-            self._front.probe.compare_prompt(choice.conversation.index, prompt)
+            index, salt = choice.conversation.index, call.cache_salt or None
+            self._front.probe.compare_prompt(index, prompt, salt=salt)
 
     async def next_deliveries(self) -> list[tuple[Choice, Delivery]]:
         """Wait for at least one delivery and return all that are pending.

@@ -135,6 +135,7 @@ class Link:
         parent: str,
         trace: str = "",
         kv: KvHandle | None = None,
+        cache_salt: str = "",
     ) -> None:
         """Submit a request whose outputs go to the receiver."""
         if self.is_lost:
@@ -142,9 +143,10 @@ class Link:
                 discard(kv)
             receiver.take_refusal(Refused(request_id, "stopped", _CORE_EXITED))
             return
-        message = encode(Submit(request_id, list(prompt), sampling, external_id, parent, trace, kv))
+        tokens = list(prompt)
+        message = Submit(request_id, tokens, sampling, external_id, parent, trace, kv, cache_salt)
         self._receivers[request_id] = receiver
-        self._out.send(message)
+        self._out.send(encode(message))
 
     def cancel(self, request_id: str, reason: Finish) -> None:
         """End a request early; its receiver gets no further calls."""

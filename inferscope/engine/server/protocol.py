@@ -32,6 +32,7 @@ MOST_DETOKENIZED = 250_000
 MOST_LOGPROB_ENTRIES = 250_000
 """Maximum log probabilities per response: writing them takes the event loop up to 0.35 s."""
 _MOST_STOPS, _MOST_STOP_CHARS = 64, 1024
+_MOST_SALT_CHARS = 1024
 _DEFAULT_MAX_TOKENS = 16
 _MOST_SEED = 2**63 - 1
 _NONE = (None, False)
@@ -93,6 +94,9 @@ class _Generation(msgspec.Struct):
     stop: str | list[str] | None = None
     stop_token_ids: Annotated[list[_Int], msgspec.Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=_MOST_SALT_CHARS)] | None = (
+        None
+    )
 
 
 class CompletionRequest(_Generation, kw_only=True):
@@ -196,6 +200,7 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
         has_running_usage: whether each chunk has the token counts.
         sections: names and lengths in characters of the sections of a chat's prompt.
         given: numbers that the client gave, for the records.
+        cache_salt: text that keeps the cached blocks of the prompts apart; empty for none.
     """
 
     prompts: list[str | list[int]]
@@ -207,6 +212,7 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     has_running_usage: bool
     sections: Sections = ()
     given: Mapping[str, str] = {}
+    cache_salt: str = ""
 
 
 _Body = TypeVar("_Body")
@@ -377,6 +383,7 @@ def _generation_call(
         has_running_usage=bool(options.continuous_usage_stats and options.include_usage),
         sections=sections,
         given=_given(request),
+        cache_salt=request.cache_salt or "",
     )
 
 

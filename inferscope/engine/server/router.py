@@ -41,12 +41,14 @@ class _Leg:
         receiver: Receiver,
         external_id: str | None,
         parent: str,
+        cache_salt: str,
     ) -> None:
         self._router = router
         self.request_id = request_id
         self._prompt, self._sampling = prompt, sampling
         self._receiver = receiver
         self._external_id, self._parent = external_id, parent
+        self._cache_salt = cache_salt
         self._is_decoding = False
         self._asked_ns = time.monotonic_ns()
 
@@ -63,6 +65,7 @@ class _Leg:
             external_id=self._external_id,
             parent=self._parent,
             kv=kv,
+            cache_salt=self._cache_salt,
         )
 
     def take_tokens(
@@ -144,16 +147,24 @@ class Router:
         external_id: str | None,
         parent: str,
         trace: str = "",
+        cache_salt: str = "",
     ) -> None:
         """Submit a request whose outputs go to the receiver."""
-        leg = _Leg(self, request_id, prompt, sampling, receiver, external_id, parent)
+        leg = _Leg(self, request_id, prompt, sampling, receiver, external_id, parent, cache_salt)
         if len(prompt) == 1:  # the decode engine computes the last token of a prompt
             leg.decode(None)
             return
         name = _prefill_name(request_id)
         self._legs[name] = leg
         self._prefill.submit(
-            name, prompt, _PREFILL_ONLY, leg, external_id=None, parent="", trace=trace
+            name,
+            prompt,
+            _PREFILL_ONLY,
+            leg,
+            external_id=None,
+            parent="",
+            trace=trace,
+            cache_salt=cache_salt,
         )
 
     def cancel(self, request_id: str, reason: Finish) -> None:

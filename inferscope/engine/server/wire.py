@@ -54,6 +54,8 @@ class Submit(msgspec.Struct, frozen=True, tag=1, array_like=True):
     """W3C trace context, if the API server does not record it in this engine."""
     kv: KvHandle | None = None
     """KV of the prompt, shared by a prefill engine."""
+    cache_salt: str = ""
+    """Text that keeps its cached blocks apart from those of requests with another one."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=2, array_like=True):

@@ -341,6 +341,8 @@ DEEP_CHAT = (
         ("POST", "/v1/completions", {"prompt": [99999]}, 400, "prompt", "1023"),
         ("POST", "/v1/completions", {"prompt": TOO_LONG}, 400, "prompt", "5000 tokens"),
         ("POST", "/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature", "-1"),
+        ("POST", "/v1/completions", {"prompt": "x", "cache_salt": ""}, 400, "cache_salt", ">= 1"),
+        ("POST", "/v1/completions", {"prompt": "x", "cache_salt": 7}, 400, "cache_salt", "int"),
         ("POST", "/v1/completions", {"prompt": "x", "top_k": -2}, 400, "top_k", "-2"),
         ("POST", "/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "1"),
         ("POST", "/v1/completions", {"prompt": "x", "max_tokens": "9"}, 400, "max_tokens", "str"),

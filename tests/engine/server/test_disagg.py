@@ -120,6 +120,11 @@ def test_prefix_hits_are_those_of_the_prefill_engine(server: Server) -> None:
     num_blocks = answer["usage"]["prompt_tokens"] // 16
     assert num_blocks
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16 * num_blocks
+    hits = []
+    for _ in range(2):
+        _, answer, _ = server.post("/v1/completions", {**BODY, "cache_salt": "of another client"})
+        hits.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert hits == [0, 16 * num_blocks]
 
 
 def test_log_probabilities_are_those_of_the_decode_engine(server: Server) -> None:

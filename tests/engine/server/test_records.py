@@ -18,8 +18,10 @@ from inferscope.records import (
     LAST_BYTE,
     QUEUED,
     RECEIVED,
+    SALT,
     TOKENISED,
     EngineInfo,
+    PromptLikeness,
     Record,
     RequestEvent,
     decode,
@@ -190,6 +192,38 @@ def test_rings_describe_the_served_model(server: Server) -> None:
         info = next(record for record in records(server, role) if isinstance(record, EngineInfo))
         assert info.served_name == "tiny"
         assert info.model == "builtin"
+
+
+def test_a_cache_salt_keeps_an_equal_prompt_apart_and_is_not_stored(server: Server) -> None:
+    salt = "salt-of-a-mine-77c0"
+    body = {"prompt": [200 + at for at in range(80)], "max_tokens": 2, "temperature": 0}
+    names = ["unsalted", "salted", "salted-again"]
+    texts, hits = [], []
+    for name in names:
+        sent = body if name == "unsalted" else {**body, "cache_salt": salt}
+        status, answer, _ = server.post("/v1/completions", sent, {"X-Request-Id": name})
+        assert status == 200
+        texts.append(answer["choices"][0]["text"])
+        hits.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert hits == [0, 0, 64]
+    assert len(set(texts)) == 1
+    for name in names:
+        wait_for_end(server, name)
+    front = list(records(server, "frontend"))
+    name_by_index = {
+        event.index: event.external_id
+        for event in front
+        if isinstance(event, RequestEvent) and event.external_id
+    }
+    differs = {
+        name_by_index[record.index]: (record.diverged_at, record.differs)
+        for record in front
+        if isinstance(record, PromptLikeness) and name_by_index.get(record.index) in names
+    }
+    assert differs == {"salted": (80, SALT), "salted-again": (80, 0)}
+    for ring in server.rings.glob("**/*.ring"):
+        assert salt.encode() not in ring.read_bytes()
+    assert salt not in server.said()
 
 
 def test_prompts_and_outputs_are_not_stored(server: Server, tmp_path: Path) -> None:
