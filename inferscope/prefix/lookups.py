@@ -36,6 +36,8 @@ class Loss(NamedTuple):
     evictor: int
     """Index of the request that they made room for; -1 if unknown."""
     is_reset: bool
+    others: tuple[int, ...] = ()
+    """Indices of further requests that they made room for as well."""
 
 
 class Outcome(msgspec.Struct):
@@ -90,6 +92,7 @@ class BlockHistory:
         """Current batch; 0 before its first eviction."""
         self._num_batches = 0
         self._evictor = -1
+        self._others: tuple[int, ...] = ()
         self._seen: Generations[Hashable, int] | None = None
         """Time at which a prompt with this block was admitted last."""
         if is_inferring:
@@ -112,16 +115,22 @@ class BlockHistory:
         """Number of evictions of unknown blocks remembered."""
         return len(self._rounds)
 
-    def make_room_for(self, index: int) -> None:
-        """Note the request for which blocks are evicted from here on; -1 for none."""
+    def make_room_for(self, index: int, *others: int) -> None:
+        """Note the request for which blocks are evicted from here on; -1 for none.
+
+        Where room is made for several requests at once, the others follow: which of them has an
+        evicted block is not known, so lookups list them and are marked as inferred.
+        """
         self._evictor = index
+        self._others = others
         self._batch = 0
 
     def evicted(self, key: Hashable) -> None:
         """Note that a block was evicted. Hot: 0.2 µs per block."""
         batch = self._batch
         if not batch:
-            batch = self._begin(Loss(self._now(), self._evictor, is_reset=False))
+            loss = Loss(self._now(), self._evictor, is_reset=False, others=self._others)
+            batch = self._begin(loss)
         ghosts = self._ghosts
         ghosts.young[key] = batch
         if len(ghosts.young) >= ghosts.half:
@@ -191,7 +200,8 @@ class BlockHistory:
         in_young, in_old = self._ghosts.young.get, self._ghosts.old.get
         current: int | None = None
         """Batch of the lost blocks since `at`; blocks that left together are counted together."""
-        stop = min(top // width, len(keys))
+        # The last block ends behind `top` if the engine reuses single tokens and computes one.
+        stop = min(-(-top // width), len(keys)) if at < top else 0
         for number in range(at // width, stop):
             key = keys[number]
             batch = in_young(key) or in_old(key)
@@ -205,13 +215,15 @@ class BlockHistory:
                 twin = _computing(pending, number, key)
                 if twin is None:
                     return at
-                outcome.pending += (number + 1) * width - at
-                at = (number + 1) * width
+                end = min((number + 1) * width, top)
+                outcome.pending += end - at
+                at = end
                 if outcome.twin < 0:
                     outcome.twin = twin
         if current is not None:
-            self._lose(outcome, current, stop * width - at)
-            at = stop * width
+            end = min(stop * width, top)
+            self._lose(outcome, current, end - at)
+            at = end
         return at
 
     def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:
@@ -224,6 +236,10 @@ class BlockHistory:
             return
         if loss is not None and not outcome.evicted:  # the eviction rather than a reset
             outcome.evictor, outcome.evicted_ns = loss.evictor, loss.at_ns
+            if loss.others:
+                outcome.is_inferred = True
+                outcome.num_evictors = 1 + len(loss.others)
+                outcome.evictors = (loss.evictor, *loss.others)[:MOST_EVICTORS]
         outcome.evicted += num_tokens
 
     def _infer(self, outcome: Outcome, at: int, top: int, keys: Sequence[Hashable]) -> None:

@@ -74,10 +74,10 @@ class CacheWatch:
             probe.unsupported(f"{FEATURE}: {type(error).__name__}: {error}")
             return None
 
-    def make_room_for(self, index: RequestIndex | int) -> None:
-        """Note the request for which blocks are evicted from here on; -1 for none."""
+    def make_room_for(self, index: RequestIndex | int, *others: RequestIndex | int) -> None:
+        """Note the request, or several, for which blocks are evicted from here on; -1 for none."""
         if self.history is not None:
-            self.history.make_room_for(index)
+            self.history.make_room_for(index, *others)
 
     def evicted(self, key: Hashable) -> None:
         """Note that a cached block was evicted."""

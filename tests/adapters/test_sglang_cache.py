@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +35,55 @@ class UnifiedRadixCache:
         """Clear."""
 
 
+class Key:
+    """Tokens of a node, and what keeps them apart from others."""
+
+    def __init__(self, tokens: list[int], salt: str | None = None) -> None:
+        self.token_ids = array("q", tokens)
+        self.extra_key, self.cache_salt = None, salt
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Node:
+    """A node of a tree whose core is written in Python; the root has no key."""
+
+    num_made = 0
+
+    def __init__(self, parent: Node | None, tokens: list[int], salt: str | None = None) -> None:
+        Node.num_made += 1
+        self.id, self.parent = Node.num_made, parent
+        self.key = Key(tokens, salt)
+
+
+class KVCacheEventRecorder:
+    """Recorder of events, which the core calls with each node, switched on or not."""
+
+    def record_remove(self, node: Node, medium: str = "GPU") -> None:
+        """Record nothing: it is off."""
+
+
+class PythonTree(UnifiedRadixCache):
+    """Names each node that it evicts, oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves: list[Node] = []
+        self.record_remove: Callable[[Node], object]
+
+    def _evict(self, num_tokens: int) -> Any:
+        num = 0
+        while num < num_tokens:
+            node = self.leaves.pop(0)
+            self.record_remove(node)
+            num += len(node.key)
+        return SimpleNamespace(num_tokens_evicted=num)
+
+
+PythonTree.__name__ = "UnifiedRadixCache"
+
+
 class Seen:
     """A tree under the hooks, and requests that are admitted as a test asks."""
 
@@ -39,7 +91,8 @@ class Seen:
         self.probe = make_probe(folder, FakeClock(step_ns=10))
         self.tree = tree or UnifiedRadixCache()
         self.hooks = CacheHooks(lambda hook, *args: hook(*args))
-        self.placed = self.hooks.by_target("tree", "batch")
+        self.placed = self.hooks.by_target("tree", "batch") | self.hooks.of_nodes("events")
+        self.tree.record_remove = partial(self.call, "record_remove", KVCacheEventRecorder())
         options = {"page_size": 1, "max_total_num_tokens": 20_000, "tree_cache": self.tree}
         self.recorder = self.hooks.open(SimpleNamespace(**{**options, **scheduler}), self.probe)
         self.left: deque[Any] = deque()
@@ -69,9 +122,9 @@ class Seen:
         self.cache.arrived(made, followed, hit)
         return made
 
-    def evict(self, num_tokens: int, *requests: Any) -> None:
+    def evict(self, num_tokens: int, *requests: Any, of: str = "prepare_for_extend") -> None:
         batch = SimpleNamespace(reqs=list(requests))
-        prepare = self.placed["batch.prepare_for_extend"]
+        prepare = self.placed[f"batch.{of}"]
         prepare(lambda batch: self.call("_evict", self.tree, num_tokens), batch)
 
     def lookups(self) -> list[CacheLookup]:
@@ -107,6 +160,98 @@ def test_what_was_in_the_tree_and_is_not_found_was_evicted(tmp_path: Path) -> No
     assert lookup.is_inferred
     assert lookup.evictors == (index_of(second), index_of(third))
     assert (lookup.evictor, lookup.num_evictors) == (index_of(second), 2)
+
+
+def stored(seen: Seen, tokens: list[int], *ends: int, salt: str | None = None) -> list[Node]:
+    """Put a request's tokens into a tree, in nodes with these ends, and return them."""
+    seen.call("checkpoint_into_tree", seen.tree, seen.request(tokens), up_to=len(tokens))
+    nodes = [Node(None, [])]
+    for start, end in pairwise((0, *ends)):
+        nodes.append(Node(nodes[-1], tokens[start:end], salt))
+    return nodes[1:]
+
+
+def test_evicted_nodes_name_their_evictor_and_the_time(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, PythonTree())
+    upper, lower = stored(seen, PROMPT, 50, 100)
+    seen.tree.leaves = [lower, upper]
+    second, third = seen.request([1] * 50), seen.request([2] * 50)
+    seen.evict(50, second)
+    between_ns = seen.probe.clock.monotonic_ns()
+    seen.evict(50, third, of="check_decode_mem")
+    seen.request(PROMPT, hit=50)
+    seen.request(PROMPT)
+    lookups, classes = seen.lookups()[3:], seen.classes()[3:]
+    # The last 3 fill no 32: they are the comparison's.
+    assert classes[0] == {"hit": 50, "evicted": 46, "unmatched": 3, "rule": 1}
+    assert classes[1] == {"evicted": 96, "unmatched": 3, "rule": 1}
+    assert [lookup.evictor for lookup in lookups] == [index_of(second), index_of(third)]
+    assert 0 < (lookups[0].evicted_ns or 0) < between_ns < (lookups[1].evicted_ns or 0)
+    assert not any(lookup.is_inferred or lookup.evictors for lookup in lookups)
+
+
+def test_a_node_is_evicted_from_its_own_branch_alone(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, PythonTree())
+    other = [*PROMPT[:40], *range(60)]
+    nodes = stored(seen, PROMPT, 40, 100)
+    stored(seen, other, 40, 100)
+    seen.tree.leaves = nodes[1:]
+    second = seen.request([1] * 50)
+    seen.evict(60, second)
+    seen.request(PROMPT, hit=40)
+    seen.request(other, hit=99)
+    assert seen.classes()[3:] == [
+        {"hit": 40, "evicted": 56, "unmatched": 3, "rule": 1},
+        {"hit": 99, "rule": 1},
+    ]
+
+
+def test_a_node_that_is_split_after_its_path_was_read_keeps_its_keys(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, PythonTree())
+    long = list(range(2000, 2320))
+    root, upper, leaf = Node(None, []), *stored(seen, long, 160, 320)
+    second = seen.request([1] * 50)
+    seen.tree.leaves = [leaf]
+    seen.evict(1, second)
+    head = Node(root, long[:64])  # the split's new node; the upper one keeps its end
+    upper.parent, upper.key = head, Key(long[64:160])
+    seen.tree.leaves = [upper]
+    seen.evict(1, second)
+    seen.request(long, hit=64)
+    assert seen.classes()[-1] == {"hit": 64, "evicted": 255, "rule": 1}
+    seen.tree.leaves = [head]
+    seen.evict(1, second)
+    seen.request(long)
+    assert seen.classes()[-1] == {"evicted": 319, "rule": 1}
+    assert not seen.lookups()[-1].is_inferred
+
+
+def test_a_node_for_a_batch_of_several_lists_them_as_inferred(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, PythonTree())
+    seen.tree.leaves = stored(seen, PROMPT, 100)
+    batch = [seen.request([number] * 50) for number in range(10)]
+    seen.evict(1, *batch)
+    seen.request(PROMPT)
+    lookup = seen.lookups()[-1]
+    assert lookup.is_inferred
+    assert lookup.evictors == tuple(index_of(request) for request in batch[:8])
+    assert (lookup.evictor, lookup.num_evictors) == (index_of(batch[0]), 10)
+
+
+def test_a_node_of_another_tree_or_salt_evicts_nothing_of_this_prompt(tmp_path: Path) -> None:
+    seen = Seen(tmp_path, PythonTree())
+    (node,) = stored(seen, PROMPT, 100)
+    seen.tree.record_remove(node)  # no eviction of this tree is under way
+    seen.tree.leaves = [Node(node.parent, PROMPT, "one")]
+    seen.evict(1, seen.request([1] * 50))
+    seen.request(PROMPT, hit=50)
+    assert seen.recorder is not None
+    history = seen.recorder._watch.history
+    assert history is not None
+    assert history.num_ghosts == 3  # those of the salt
+    # What was in the tree, and is not found, is derived, as for the core in Rust.
+    assert seen.classes()[-1] == {"hit": 50, "evicted": 46, "unmatched": 3, "rule": 1}
+    assert seen.lookups()[-1].is_inferred
 
 
 def test_a_prompt_waits_for_one_that_is_not_in_the_tree_yet(tmp_path: Path) -> None:

@@ -959,4 +959,4 @@ def test_a_feature_without_a_place_is_known_to_be_lacking(
     sglang_hooks._place("the scheduler", hooks, "")
     assert hooks.lacking == {"how requests end outside of a batch"}
     assert hooks.is_whole
-    assert len(placed) == len(hooks.by_target()) + 11
+    assert len(placed) == len(hooks.by_target()) + 13

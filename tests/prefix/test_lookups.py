@@ -54,6 +54,18 @@ def test_each_allocation_has_its_own_time() -> None:
     assert seen.account(9, 0, ["a", "b"]).evicted_ns == 1
 
 
+def test_room_for_several_lists_them_and_is_inferred() -> None:
+    seen = history()
+    seen.make_room_for(1, *range(2, 12))
+    seen.evicted("a")
+    seen.make_room_for(20)
+    seen.evicted("b")
+    several, one = seen.account(9, 0, ["a", "b"]), seen.account(9, 4, ["a", "b"])
+    assert (several.evictor, several.num_evictors, several.is_inferred) == (1, 11, True)
+    assert several.evictors == tuple(range(1, 1 + MOST_EVICTORS))
+    assert (one.evictor, one.num_evictors, one.is_inferred) == (20, 0, False)
+
+
 def test_blocks_of_a_reset_cache_are_cleared() -> None:
     seen = history()
     seen.evicted("c")
@@ -75,6 +87,9 @@ def test_pages_of_one_token_leave_no_rounding() -> None:
     }
     assert classes(seen.account(10, 9, ["a", "b"])) == {"hit": 9, "rule": 1}
     assert classes(seen.account(3, 0, [])) == {"unmatched": 2, "rule": 1}
+    assert classes(seen.account(8, 0, ["b", "b"])) == {"evicted": 7, "rule": 1}
+    waiting = seen.account(8, 5, ["a", "a"], pending=[(3, ["a", "a"])])
+    assert classes(waiting) == {"hit": 5, "pending": 2, "rule": 1}
 
 
 def test_more_hits_than_the_rule_allows_are_believed() -> None:

@@ -10,6 +10,9 @@ _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerO
 _MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 _BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_CACHE_EVENTS = "sglang.srt.mem_cache.events:KVCacheEventRecorder"
+_NODE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeNode"
+_KEY = "sglang.srt.mem_cache.radix_cache:RadixKey"
 _REQUEST = "sglang.srt.managers.schedule_batch:Req"
 
 SGLANG = Engine(
@@ -93,12 +96,21 @@ SGLANG = Engine(
                 Place(f"{_TREE}.reset"),
                 Place(f"{_BATCH}.prepare_for_extend"),
                 Place(f"{_BATCH}.prepare_for_decode"),
+                Place(f"{_BATCH}.check_decode_mem"),
             ),
             (
                 Fields(_TREE, ("disable", "is_swa_enabled", "is_mamba_enabled")),
                 Fields(
                     _REQUEST, ("return_logprob", "logprob_start_len", "full_untruncated_fill_ids")
                 ),
+            ),
+        ),
+        Feature(
+            "evicted nodes of the radix cache",
+            (Place(f"{_CACHE_EVENTS}.record_remove", ("node",)),),
+            (
+                Fields(_NODE, ("id", "key", "parent")),
+                Fields(_KEY, ("token_ids", "extra_key", "cache_salt")),
             ),
         ),
         Feature(

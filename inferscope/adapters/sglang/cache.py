@@ -1,14 +1,15 @@
 """Recorder of SGLang's radix cache: what leaves it, and what each prompt found.
 
-The tree's default core is written in Rust, and its nodes cannot be read. So the keys of prefixes
-are computed here, at every 32 tokens, and evictions are derived: what was put into the tree, and is
-not found, was evicted. The evictor is one of the requests for whose batches room was made since
-then; the records say that it is inferred.
+The keys of prefixes are computed here, at every 32 tokens. The tree's core in Python names each
+node that it evicts. Its default core is written in Rust, and its nodes cannot be read: there,
+evictions are derived. What was put into the tree, and is not found, was evicted. The evictor is one
+of the requests for whose batches room was made since then; the records say that it is inferred.
 
-    checkpoint_into_tree   the prefix of a request that is in the tree now
-    prepare_for_…          the batch for which room is made
-    _evict                 how many tokens left the tree
-    reset                  the tree is empty
+    checkpoint_into_tree               the prefix of a request that is in the tree now
+    prepare_for_…, check_decode_mem    the batch for which room is made
+    _evict                             how many tokens left the tree
+    record_remove                      a node that leaves it; by the core in Python alone
+    reset                              the tree is empty
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from inferscope.prefix import block_keys, first_key, packed
 from inferscope.probe import CacheWatch, Probe
 
 FEATURE = "cache forensics"
+NODES = "evicted nodes of the radix cache"
 _GRID = 32
 """Tokens that one key stands for, unless a page is larger."""
 _TOKEN_BYTES = 8
@@ -48,6 +50,9 @@ class CacheRecorder:
         self._running: dict[int, list[int]] = {}
         """Block keys of the prompts of running requests, by index."""
         self._makes_room_for: Sequence[Any] = ()
+        self._owners: list[int] = []
+        """Indices of the requests for which room is being made."""
+        self._nodes = NodeKeys(block_tokens)
 
     def arrived(self, request: Any, followed: Followed, hit: int) -> None:
         """Record what a request found at its first admission."""
@@ -114,21 +119,75 @@ class CacheRecorder:
         """Note that the batch has its room."""
         self._makes_room_for = ()
 
+    def evicting(self) -> None:
+        """Note that room is about to be made for the batch."""
+        marks = [getattr(request, MARK, None) for request in self._makes_room_for]
+        self._owners = [followed.index for followed in marks if followed is not None]
+        self._watch.make_room_for(*(self._owners or [-1]))
+
+    def removed(self, node: Any) -> None:
+        """Note a node that is being evicted."""
+        if self._off:
+            return
+        try:
+            for key in self._nodes.of(node):
+                self._watch.evicted(key)
+        except Exception as error:
+            self._watch.fail(error)
+
     def evicted(self, num_tokens: int) -> None:
         """Note how many tokens left the tree; those in a batch share them."""
-        if not num_tokens:
-            return
-        marks = [getattr(request, MARK, None) for request in self._makes_room_for]
-        owners = [followed.index for followed in marks if followed is not None]
-        for owner in owners or [-1]:
-            self._watch.make_room_for(owner)
-            self._watch.evicted_tokens(-(-num_tokens // max(1, len(owners))))
+        if num_tokens:
+            share = -(-num_tokens // max(1, len(self._owners)))
+            for owner in self._owners or [-1]:
+                self._watch.make_room_for(owner)
+                self._watch.evicted_tokens(share)
         self._watch.make_room_for(-1)
 
     def cleared(self) -> None:
         """Note that the tree is empty."""
         self._prefills.clear()
         self._watch.cleared()
+
+
+class NodeKeys:
+    """Keys of the blocks in the nodes of a tree whose core is written in Python.
+
+    A key stands for all tokens before it too, which are those of the node's ancestors. A path is
+    evicted leaf by leaf, so the keys of the last one are kept. A split moves the beginning of a
+    node, never its end.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        """Keep no path yet; a key stands for this number of tokens."""
+        self._block_tokens = block_tokens
+        self._keys: list[int] = []
+        self._end_by_node: dict[int, int] = {}
+        """Number of tokens up to the end of each node of the path."""
+
+    def of(self, node: Any) -> list[int]:
+        """Return the keys of the whole blocks of which a node holds tokens."""
+        if node.id not in self._end_by_node:
+            self._read(node)
+        end, width = self._end_by_node[node.id], self._block_tokens
+        return self._keys[(end - len(node.key)) // width : end // width]
+
+    def _read(self, leaf: Any) -> None:
+        """Compute the keys of the path to a node."""
+        path, node = [], leaf
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        end, pieces = 0, []
+        self._end_by_node.clear()
+        for node in path:
+            num = len(node.key)  # keys of pairs of tokens hold one more
+            pieces.append(_raw(node.key.token_ids[:num]))
+            end += num
+            self._end_by_node[node.id] = end
+        block_bytes = self._block_tokens * _TOKEN_BYTES
+        self._keys = block_keys(b"".join(pieces), block_bytes, first_key(_namespace(leaf.key)))
 
 
 class CacheHooks:
@@ -139,6 +198,8 @@ class CacheHooks:
         self.recorder: CacheRecorder | None = None
         self._run = run
         self._tree_id = 0
+        self._evicting: CacheRecorder | None = None
+        """Recorder while its tree evicts."""
 
     def by_target(self, tree: str, batch: str) -> dict[str, Callable[..., Any]]:
         """Return the hooks by the dotted name of what they are placed around."""
@@ -148,7 +209,12 @@ class CacheHooks:
             f"{tree}.reset": self._reset,
             f"{batch}.prepare_for_extend": self._prepare,
             f"{batch}.prepare_for_decode": self._prepare,
+            f"{batch}.check_decode_mem": self._prepare,
         }
+
+    def of_nodes(self, events: str) -> dict[str, Callable[..., Any]]:
+        """Return the hook of what a tree's core in Python calls with each evicted node."""
+        return {f"{events}.record_remove": self._remove}
 
     def open(self, scheduler: Any, probe: Probe) -> CacheRecorder | None:
         """Observe a scheduler's cache; return its recorder, None if nothing is recorded."""
@@ -182,11 +248,22 @@ class CacheHooks:
         return result
 
     def _evict(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
-        result = original(tree, *args, **kw)
         recorder = self._of(tree)
-        if recorder is not None:
-            self._run(recorder.evicted, result.num_tokens_evicted)
+        if recorder is None:
+            return original(tree, *args, **kw)
+        self._run(recorder.evicting)
+        self._evicting = recorder
+        try:
+            result = original(tree, *args, **kw)
+        finally:
+            self._evicting = None
+        self._run(recorder.evicted, result.num_tokens_evicted)
         return result
+
+    def _remove(self, original: Any, events: Any, node: Any, *args: Any, **kw: Any) -> Any:
+        if self._evicting is not None:
+            self._run(self._evicting.removed, node)
+        return original(events, node, *args, **kw)
 
     def _reset(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
         result = original(tree, *args, **kw)
@@ -220,9 +297,9 @@ def _reason_off(tree: Any) -> str:
     return ""
 
 
-def _namespace(request: Any) -> object:
-    """Return what keeps a request's prefixes apart from those of others."""
-    return getattr(request, "extra_key", None), getattr(request, "cache_salt", None)
+def _namespace(owner: Any) -> object:
+    """Return what keeps the prefixes of a request, or of a node's key, apart from others."""
+    return getattr(owner, "extra_key", None), getattr(owner, "cache_salt", None) or None
 
 
 def _raw(tokens: Sequence[int]) -> bytes:

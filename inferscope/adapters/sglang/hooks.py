@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from inferscope.adapters.edge import Edge
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.sglang.cache import FEATURE as _CACHE
+from inferscope.adapters.sglang.cache import NODES as _NODES
 from inferscope.adapters.sglang.cache import CacheHooks
 from inferscope.adapters.sglang.frontend import FrontEndWatch
 from inferscope.adapters.sglang.info import (
@@ -37,6 +38,7 @@ _STREAMER = (
 )
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_CACHE_EVENTS = "sglang.srt.mem_cache.events.KVCacheEventRecorder"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _ENDS = "how requests end outside of a batch"
 
@@ -170,6 +172,7 @@ class SchedulerHooks:
             "steps of embeddings": {f"{_WORKER}.forward_batch_embedding": self._forward},
             "pauses": self.pauses.by_target(scheduler),
             _CACHE: self._cache.by_target(_TREE, _BATCH),
+            _NODES: self._cache.of_nodes(_CACHE_EVENTS),
         }
 
     # Opening is the first thing the loop does: model loading, warm-up and capture are over.
