@@ -41,6 +41,7 @@ class HistorySource:
         title: name of the source.
         earlier: snapshots of the past, oldest first; complete once `catch_up` has returned.
         at_idx: index of the requested snapshot in `earlier`; None if none was requested.
+        has_steps: whether that one, and those of the present, include recent steps.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class HistorySource:
             mode="paused",
             max_requests=MOST_ROWS,
             source=self.title,
+            has_steps=is_at and self.has_steps,
         )
         if is_at:
             self.at_idx = len(self.earlier)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from inferscope.text.once import once_text
-from tests.tui.live_screen import assert_golden
+from tests.recorded import recorded
+from tests.tui.live_screen import assert_golden, play, screen
 from tests.tui.scenes import moving_snapshot, with_requests, with_view
 
 
@@ -16,13 +18,52 @@ def test_the_text_looks_like_its_golden() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-def test_no_line_is_wider_than_asked_for(width: int) -> None:
-    text = once_text(moving_snapshot(), width=width)
-    assert max(len(line) for line in text.splitlines()) <= width
+@pytest.mark.parametrize("number", range(7))
+def test_no_line_is_wider_than_asked_for(number: int, width: int) -> None:
+    for snapshot in (moving_snapshot(), recorded()[0]):
+        text = once_text(snapshot, screen=number, width=width)
+        assert max(len(line) for line in text.splitlines()) <= width
 
 
-def test_ascii_text_is_ascii() -> None:
-    assert once_text(moving_snapshot(), ascii=True).isascii()
+@pytest.mark.parametrize("number", range(7))
+def test_ascii_text_is_ascii(number: int) -> None:
+    assert once_text(recorded()[0], screen=number, ascii=True).isascii()
+
+
+@pytest.mark.parametrize("number", [0, 3, 4, 5, 6])
+def test_a_screen_as_text_has_the_panels_and_the_remark_of_the_screen(number: int) -> None:
+    snapshot = recorded()[0]
+    text = once_text(snapshot, screen=number, width=120)
+
+    async def scenario() -> None:
+        async with screen(snapshot, size=(120, 40)) as running:
+            await running.press(str(number))
+            drawn = running.text
+            titles = re.findall("╭─ (.*?) [─╮]", drawn)
+            assert titles == re.findall("╭─ (.*?) [─╮]", text)
+            assert len(titles) >= 2
+            remark = running.lines[-2].strip()
+            assert remark.rstrip("… ") in " ".join(text.split())
+
+    play(scenario)
+
+
+def test_the_requests_as_text_are_all_of_them() -> None:
+    snapshot = moving_snapshot()
+    (view,) = snapshot.engines
+    text = once_text(snapshot, screen=2, width=120)
+    for row in view.requests:
+        assert (row.external_id or row.request_id)[:12] in text
+    assert " more\n" not in text
+
+
+def test_each_engine_has_its_screen_and_the_fleet_is_one() -> None:
+    (view,) = recorded()[0].engines
+    two = replace(recorded()[0], engines=(view, replace(view, engine_id="other-1", model="m2")))
+    assert once_text(two, screen=4).count("╭─ Roofline") == 2
+    fleet = once_text(two, screen=0)
+    assert fleet.count("╭─ Fleet") == 1
+    assert {view.engine_id, "other-1"} <= set(fleet.split())
 
 
 def test_nothing_to_show_is_reported() -> None:

@@ -18,6 +18,7 @@ duration (-5m: five minutes before now, or before a file's end), a time of day (
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 
 from inferscope.cli.arg_types import above_zero
@@ -38,7 +39,7 @@ from inferscope.cli.targets import (
 )
 from inferscope.cli.terminal import can_draw
 from inferscope.cli.time_args import accept_negative_times, at_time, since_time
-from inferscope.errors import NotFound
+from inferscope.errors import BadInput, NotFound
 from inferscope.fold import FOR_SCREEN, Sink, json_of
 from inferscope.insight import JudgedSource
 from inferscope.readers import (
@@ -53,6 +54,11 @@ from inferscope.ring import EngineRings
 
 Source = JudgedSource | HistorySource
 _PATIENCE_S = 60.0
+_SCREENS = ("fleet", "overview", "requests", "timeline", "roofline", "SLO", "engine")
+"""Names of the screens, by their keys."""
+_WITH_STEPS = (3, 4)
+_SIZE = (120, 40)
+"""Columns and rows of a screen that is not printed on a terminal."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +76,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--once", action="store_true", help="print one snapshot as text and exit")
     how.add_argument("--json", action="store_true", help="print one snapshot as JSON and exit")
     how.add_argument(
+        "--screen",
+        type=_screen,
+        metavar="N",
+        help="screen to print or to open with: "
+        + ", ".join(f"{number} {name}" for number, name in enumerate(_SCREENS))
+        + " (default: 1; 0 for several engines on a terminal)",
+    )
+    how.add_argument(
         "--window",
         type=above_zero,
         metavar="SECONDS",
@@ -81,6 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   inferscope attach                      the only engine running on this host
   inferscope attach llama                the engine with a model name that begins with llama
   inferscope attach 41233 --once --json  one snapshot of a process, for a script
+  inferscope attach run.isr --once --screen 3    its timeline as text
   inferscope attach --since -5m          the last five minutes, even if the server was killed
   inferscope attach demo.isr --at 14:02  a recording, opened at this time of day
   inferscope attach http://gpu7:8000     a server that is not observed, from its /metrics page
@@ -89,6 +104,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Attach to the target."""
+    if options.json and options.screen is not None:
+        raise BadInput("--json prints the snapshot of all screens. Leave out --screen.")
     is_live = options.since is None and options.at is None
     servers = unobserved_servers() if options.target is None and is_live else []
     if servers and _is_asking(options):
@@ -108,11 +125,16 @@ def run(options: argparse.Namespace) -> int:
     choose = _chooser(options)
     if options.since is not None or options.at is not None:
         source, window_ns = open_history(
-            options.target, since=options.since, at=options.at, window_ns=window_ns, choose=choose
+            options.target,
+            since=options.since,
+            at=options.at,
+            window_ns=window_ns,
+            has_steps=not options.json,
+            choose=choose,
         )
     else:
         levels = levels_watch(options)
-        is_fleet = options.target is None and not is_once and len(running_engines()) > 1
+        is_fleet = options.target is None and _is_fleet(options, is_once=is_once)
         try:
             source = judged_source(
                 lambda sinks, listen: (
@@ -137,11 +159,29 @@ def run(options: argparse.Namespace) -> int:
             window_ns=window_ns,
             earlier=past.earlier if past else (),
             at_idx=past.at_idx if past else None,
-            first_tab="0" if is_fleet else "",
+            first_tab="0" if is_fleet and options.screen is None else str(options.screen or 1),
         ).run()
     finally:
         source.close()
     return 0
+
+
+def _screen(text: str) -> int:
+    """Parse the number of a screen for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such screen.
+    """
+    if text not in map(str, range(len(_SCREENS))):
+        known = ", ".join(f"{number} {name}" for number, name in enumerate(_SCREENS))
+        raise argparse.ArgumentTypeError(f"{text!r} is not a screen. Give one of: {known}")
+    return int(text)
+
+
+def _is_fleet(options: argparse.Namespace, *, is_once: bool) -> bool:
+    """Return whether all engines are shown where none is named."""
+    num_running = len(running_engines())
+    return num_running > 0 if options.screen == 0 else num_running > 1 and not is_once
 
 
 def fleet_source(sinks: tuple[Sink, ...], listen: Listener) -> RingSource:
@@ -201,6 +241,8 @@ def _list_as_json(engines: list[EngineRings]) -> EngineRings:
 
 def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
     """Read all existing records and print one snapshot: the newest, or the one at --at."""
+    screen = 1 if options.screen is None else options.screen
+    source.has_steps = screen in _WITH_STEPS
     if isinstance(source, HistorySource):
         at_idx = source.at_idx
         looked = source.snapshot(window_ns) if at_idx is None else source.earlier[at_idx]
@@ -212,5 +254,8 @@ def _once(source: Source, window_ns: int, options: argparse.Namespace) -> int:
         return 0
     from inferscope.text import once_text
 
-    sys.stdout.write(once_text(looked, ascii=options.ascii) + "\n")
+    # The overview as text is as wide everywhere; the others are drawn for the terminal.
+    width = 100 if screen == 1 else shutil.get_terminal_size(_SIZE).columns
+    text = once_text(looked, screen=screen, width=max(width, 60), ascii=options.ascii)
+    sys.stdout.write(text + "\n")
     return 0

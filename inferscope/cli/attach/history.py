@@ -38,6 +38,7 @@ def open_history(
     since: Moment | None,
     at: Moment | None,
     window_ns: int | None,
+    has_steps: bool = False,
     choose: Choose | None = None,
 ) -> tuple[HistorySource, int]:
     """Open the history of a target, and read it up to its newest record.
@@ -47,6 +48,7 @@ def open_history(
         since: start of the history to show.
         at: time at which the history opens.
         window_ns: window of distributions and rates; None selects one that fits.
+        has_steps: whether the snapshot at `at` includes recent steps.
         choose: function that picks one of several running engines; without it they are an error.
 
     Returns:
@@ -84,6 +86,7 @@ def open_history(
     source = HistorySource(
         found.open_with, since_ns=since_ns, until_ns=last_ns, at_ns=at_ns, window_ns=window_ns
     )
+    source.has_steps = has_steps
     try:
         source.catch_up(patience_s=_PATIENCE_S)
     except BaseException:

@@ -26,6 +26,11 @@ def show_page(options: argparse.Namespace) -> int:
     url = page_url(options.target)
     if options.since is not None or options.at is not None:
         raise BadInput("a metrics page has no history. Leave out --since and --at.")
+    if options.screen not in (None, 1):
+        raise BadInput(
+            f"a metrics page has totals only, so there is no screen {options.screen} of it. Leave"
+            " out --screen, or start the server with inferscope run."
+        )
     source = PageSource(url)
     window_ns = round((options.window or 60.0) * 1e9)
     try:

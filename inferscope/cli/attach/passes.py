@@ -21,6 +21,8 @@ def show_passes(options: argparse.Namespace) -> int:
     """
     if options.since is not None or options.at is not None:
         raise BadInput("forward-pass metrics have no history. Leave out --since and --at.")
+    if options.screen not in (None, 1):
+        raise BadInput("forward-pass metrics have one view. Leave out --screen.")
     window = {} if options.window is None else {"seconds": options.window}
     passes = passes_of(options.target, **window)
     view = passes_view(passes, options.target)

@@ -2,6 +2,17 @@
 
 from inferscope.text.bodies.engine import engine_body
 from inferscope.text.bodies.fleet import fleet_body
+from inferscope.text.bodies.roofline import roofline_body, roofline_brief, roofline_kinds
 from inferscope.text.bodies.slo import slo_body
+from inferscope.text.bodies.timeline import SPAN_NS, timeline_body
 
-__all__ = ["engine_body", "fleet_body", "slo_body"]
+__all__ = [
+    "SPAN_NS",
+    "engine_body",
+    "fleet_body",
+    "roofline_body",
+    "roofline_brief",
+    "roofline_kinds",
+    "slo_body",
+    "timeline_body",
+]

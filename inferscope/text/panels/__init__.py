@@ -8,7 +8,7 @@ from inferscope.text.panels.kernels import kernels
 from inferscope.text.panels.kv import engine_and_kv
 from inferscope.text.panels.lanes import SPANS_NS, Sight, lanes, newest_ns
 from inferscope.text.panels.levels import service_levels
-from inferscope.text.panels.objectives import burn_rate, objective_label
+from inferscope.text.panels.objectives import burn_sentence
 from inferscope.text.panels.pair import pair
 from inferscope.text.panels.phases import Unit, device_time
 from inferscope.text.panels.problem import largest_problem
@@ -26,6 +26,7 @@ from inferscope.text.panels.roofline import (
 )
 from inferscope.text.panels.steps import (
     SORTS,
+    client_names,
     decomposition,
     order_steps,
     slice_table,
@@ -45,8 +46,9 @@ __all__ = [
     "breadcrumb",
     "brief",
     "brief_moves",
-    "burn_rate",
+    "burn_sentence",
     "causes",
+    "client_names",
     "decomposition",
     "device_time",
     "engine_and_kv",
@@ -61,7 +63,6 @@ __all__ = [
     "moves_panel",
     "newest_ns",
     "number_sources",
-    "objective_label",
     "order_steps",
     "outlier_sentence",
     "pair",

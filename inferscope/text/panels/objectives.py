@@ -6,7 +6,7 @@ from inferscope.fold import EngineView, LevelTrial, LevelWindow, ObjectiveLevels
 from inferscope.slo import Objective, good_line
 from inferscope.text.labels import format_window
 from inferscope.text.lines import TRIANGLE, Line, Role, Span, frame, width_of
-from inferscope.text.plots import UNKNOWN, bar, duration, fit, per_second, plain
+from inferscope.text.plots import UNKNOWN, bar, duration, fit, per_second, plain, share
 
 _WIDE = 100
 _NO_LEVELS = "no objectives are judged here: attach to the engine or replay its recording"
@@ -45,6 +45,23 @@ def budget_left(one: ObjectiveLevels) -> float | None:
     """Return the unspent share of the budget over all counted requests; None without any."""
     burn = burn_rate(one.objective, one.num_good, one.num_bad)
     return None if burn is None else 1.0 - burn
+
+
+def burn_sentence(levels: ServiceLevels | None) -> str:
+    """Return which objective's budget burns fastest, with its main cause; empty if none does."""
+    rated = [
+        (burn, one)
+        for one in (levels.objectives if levels is not None else ())
+        if (burn := burn_rate(one.objective, one.windows[0].num_good, one.windows[0].num_bad))
+    ]
+    burn, one = max(rated, key=lambda each: each[0], default=(0.0, None))
+    if one is None or burn <= 1:
+        return ""
+    text = f"{objective_label(one.objective)} burns its budget {burn:.1f}x as fast as allowed"
+    for cause, num in one.causes.items():
+        text += f": {share(num / one.num_bad)} of its bad requests for {cause}"
+        break
+    return f"{text}."
 
 
 def objective_label(one: Objective) -> str:

@@ -44,6 +44,11 @@ class _Column:
     """Width of the screen from which it is shown."""
 
 
+def client_names(view: EngineView) -> dict[str, str]:
+    """Return the clients' names of the requests, by ID, where they gave one."""
+    return {row.request_id: row.external_id for row in view.requests if row.external_id}
+
+
 def order_steps(steps: Sequence[StepView], sort: str, most: int) -> list[StepView]:
     """Return the first steps by an order, at most `most`."""
     if sort == "time":

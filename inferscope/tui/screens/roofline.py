@@ -11,22 +11,12 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from inferscope.fold import EngineView
-from inferscope.text import Line, Scene, fit_line, frame
-from inferscope.text.panels import (
-    Roof,
-    brief_moves,
-    kind_panel,
-    kind_table,
-    moves_panel,
-    provenance,
-    roof_of,
-    roofline_chart,
-)
+from inferscope.text import Line, Scene, frame
+from inferscope.text.bodies import roofline_brief, roofline_kinds
+from inferscope.text.panels import Roof, provenance, roof_of, roofline_chart
 from inferscope.tui.keys import ROOFLINE_HELP, ROOFLINE_KEYS, ROOFLINE_METHODS
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
-_KIND_ROWS = (("prefill", 10), ("decode", 10), ("mixed", 7))
-"""Kinds and the lines of their panels; the rest is for what would move them."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -104,16 +94,9 @@ class RooflineScreen(SceneScreen):
     def _kinds(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.view is None:
             return []
-        roof = self._roof(scene.view)
-        lines: list[Line] = []
-        for kind, rows in _KIND_ROWS:
-            lines += kind_panel(roof, kind, width, rows)
-        return [*lines, *moves_panel(roof, width, max(height - len(lines), 3))]
+        return roofline_kinds(self._roof(scene.view), width, height)
 
     def _brief(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.view is None:
             return []
-        roof = self._roof(scene.view)
-        table = kind_table(roof, width)
-        lines = [*table, *brief_moves(roof, width, height - len(table))]
-        return [*lines, *[fit_line((), width)] * (height - len(lines))]
+        return roofline_brief(self._roof(scene.view), width, height)

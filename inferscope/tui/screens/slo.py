@@ -14,8 +14,7 @@ from inferscope.fold import ServiceLevels, WorstRequest
 from inferscope.slo import Objective, line_of, objectives_of_line
 from inferscope.text import TRIANGLE, Line, Scene, frame
 from inferscope.text.bodies import slo_body
-from inferscope.text.panels import burn_rate, objective_label
-from inferscope.text.plots import share
+from inferscope.text.panels import burn_sentence
 from inferscope.tui.keys import SLO_HELP, SLO_KEYS, SLO_METHODS
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
@@ -54,20 +53,8 @@ class SloScreen(SceneScreen):
 
     def remark(self, scene: Scene, width: int) -> Line:
         """Return the objective whose budget burns fastest, with its main cause."""
-        levels = self._levels(scene)
-        rated = [
-            (burn, one)
-            for one in (levels.objectives if levels is not None else ())
-            if (burn := burn_rate(one.objective, one.windows[0].num_good, one.windows[0].num_bad))
-        ]
-        burn, one = max(rated, key=lambda each: each[0], default=(0.0, None))
-        if one is None or burn <= 1:
-            return ()
-        text = f"{objective_label(one.objective)} burns its budget {burn:.1f}x as fast as allowed"
-        for cause, num in one.causes.items():
-            text += f": {share(num / one.num_bad)} of its bad requests for {cause}"
-            break
-        return ((f" {TRIANGLE} ", "alarm"), (f"{text}.", "body"))
+        text = burn_sentence(self._levels(scene))
+        return ((f" {TRIANGLE} ", "alarm"), (text, "body")) if text else ()
 
     def footer_keys(self) -> tuple[tuple[str, str], ...]:
         """Return the keys of the footer, those of the input while it is open."""

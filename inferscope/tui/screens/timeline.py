@@ -11,10 +11,12 @@ from textual.widget import Widget
 
 from inferscope.fold import EngineView, StepView
 from inferscope.text import Line, Scene, frame
+from inferscope.text.bodies import SPAN_NS
 from inferscope.text.panels import (
     SORTS,
     SPANS_NS,
     Sight,
+    client_names,
     decomposition,
     lanes,
     newest_ns,
@@ -26,7 +28,7 @@ from inferscope.tui.canvas import Canvas, Draw
 from inferscope.tui.keys import TIMELINE_HELP, TIMELINE_KEYS, TIMELINE_METHODS
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
-_FIRST_SPAN = SPANS_NS.index(500_000_000)
+_FIRST_SPAN = SPANS_NS.index(SPAN_NS)
 _PANS = 8
 """Number of pans across the time on display."""
 _FRAMED = 100
@@ -166,8 +168,7 @@ class TimelineScreen(SceneScreen):
     def _names_of(self, view: EngineView | None) -> Mapping[str, str]:
         """Return the clients' names of requests, where they gave one."""
         if view is not self._names[0]:
-            rows = view.requests if view is not None else ()
-            self._names = (view, {r.request_id: r.external_id for r in rows if r.external_id})
+            self._names = (view, client_names(view) if view is not None else {})
         return self._names[1]
 
     # --- keys -----------------------------------------------------------------------------------
