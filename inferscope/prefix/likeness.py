@@ -25,6 +25,8 @@ from inferscope.records import LORA, MULTIMODAL, SALT
 
 MOST_HELD_TOKENS = 4_000_000
 """Tokens of earlier prompts held for comparison: 16 MB."""
+MOST_PROMPTS = 32_768
+"""Earlier prompts held, however short: 8 MB beside their tokens."""
 MOST_ANCHORS = 131_072
 """Anchors of earlier prompts: 24 MB."""
 MOST_COMPARED = 131_072
@@ -63,12 +65,13 @@ class _Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptHistory:
-    """Prompts seen lately; holds at most MOST_HELD_TOKENS tokens and MOST_ANCHORS anchors."""
+    """Prompts seen lately, with at most MOST_HELD_TOKENS tokens and MOST_ANCHORS anchors."""
 
     def __init__(
         self,
         *,
         most_tokens: int = MOST_HELD_TOKENS,
+        most_prompts: int = MOST_PROMPTS,
         most_anchors: int = MOST_ANCHORS,
         finder: AnchorFinder | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class PromptHistory:
         """Serial number of the newest prompt with a shingle, and the position in it, in one int."""
         self._prompts: OrderedDict[int, _Prompt] = OrderedDict()
         self._most_bytes = most_tokens * TOKEN_BYTES
+        self._most_prompts = most_prompts
         self._held_bytes = 0
         self._serial = 0
 
@@ -85,6 +89,11 @@ class PromptHistory:
     def num_tokens(self) -> int:
         """Number of tokens held."""
         return self._held_bytes // TOKEN_BYTES
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts held."""
+        return len(self._prompts)
 
     @property
     def num_anchors(self) -> int:
@@ -119,7 +128,8 @@ class PromptHistory:
         positions = self._finder.positions(raw)
         hashes = shingles(raw, positions)
         found, twin = self._compare(prompt, positions, hashes)
-        self._add(_Prompt(index, raw, namespace, twin), positions, hashes)
+        if hashes:  # else no later prompt could find it
+            self._add(_Prompt(index, raw, namespace, twin), positions, hashes)
         return found
 
     def _compare(
@@ -220,7 +230,9 @@ class PromptHistory:
             put(shingle, base | position)
         self._prompts[self._serial] = prompt
         self._held_bytes += len(prompt.raw)
-        while self._held_bytes > self._most_bytes and len(self._prompts) > 1:
+        while len(self._prompts) > 1 and (
+            self._held_bytes > self._most_bytes or len(self._prompts) > self._most_prompts
+        ):
             _, dropped = self._prompts.popitem(last=False)
             self._held_bytes -= len(dropped.raw)
 

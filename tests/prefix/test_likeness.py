@@ -175,6 +175,20 @@ def test_tokens_and_anchors_held_stay_below_their_bounds() -> None:
     assert len(seen.raw([1] * 200_000)) == 4 * 131_072
 
 
+def test_short_prompts_are_bounded_by_their_number() -> None:
+    seen = PromptHistory(most_prompts=50)
+    for index in range(300):
+        seen.compare(index, seen.raw(text(12)))
+        assert seen.num_prompts == min(index + 1, 50)
+    known = text(12)
+    seen.compare(300, seen.raw(known))
+    for index in range(301, 400):  # too short for an anchor: none could find them
+        assert seen.compare(index, seen.raw(text(7))) is None
+    found = seen.compare(400, seen.raw(known))
+    assert found is not None
+    assert (found.earlier, seen.num_prompts) == (300, 50)
+
+
 def test_text_of_one_repeated_token_has_few_anchors() -> None:
     for seed in range(40):
         finder = AnchorFinder(random.Random(seed))
