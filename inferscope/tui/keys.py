@@ -39,9 +39,10 @@ TIMELINE_KEYS: tuple[Key, ...] = (
     ("↑ ↓", "step"),
     ("Enter", "its requests"),
     ("s", "sort"),
+    ("g", "go to step"),
     ("z", "lanes"),
     ("Space", "freeze"),
-    ("g", "newest"),
+    ("Home", "newest"),
     ("e", "export"),
 )
 PAGE_KEYS: tuple[Key, ...] = (
@@ -149,7 +150,8 @@ TIMELINE_HELP: tuple[Section, ...] = (
         (
             ("← →  h l", "earlier or later; the display freezes first"),
             ("+ -", "shorter or longer time, 10 ms to 10 s"),
-            ("↑ ↓  j k", "another step; PgUp PgDn, g for the newest"),
+            ("↑ ↓  j k", "another step; PgUp PgDn, Home for the newest"),
+            ("g", "go to a step by its number, or to the newest one of a request by its name"),
             ("Enter", "the requests of the step, then the ledger of one"),
             ("s", "sort by time, device ms, gap ms or slowness"),
             ("z", "the lanes alone, with more requests"),

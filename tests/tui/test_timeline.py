@@ -14,7 +14,7 @@ from inferscope.fold import FOR_SCREEN, EngineView, StepView
 from inferscope.readers import open_replay
 from inferscope.text.lines import text_of, width_of
 from inferscope.text.panels.lanes import SPANS_NS, Sight, in_sight, lanes, newest_ns
-from inferscope.text.panels.steps import decomposition, order_steps, step_table
+from inferscope.text.panels.steps import decomposition, order_steps, step_named, step_table
 from inferscope.tui.screens import DetailScreen
 from inferscope.tui.screens.timeline import TimelineScreen
 from inferscope.tui.snapshot_history import SnapshotHistory
@@ -258,6 +258,67 @@ def test_enter_on_a_gap_of_the_detail_selects_its_step_and_escape_returns() -> N
     play(scenario)
 
 
+def test_g_goes_to_a_step_by_its_number_and_to_the_newest_of_a_request() -> None:
+    steps = view().steps
+    of_request = [step for step in steps if "fe-52" in step.request_ids]
+    (name,) = (row.external_id for row in view().requests if row.request_id == "fe-52")
+    wanted = {str(steps[700].step): steps[700], "fe-52": of_request[-1], name: of_request[-1]}
+
+    async def scenario() -> None:
+        async with screen(recorded()[0]) as running:
+            await running.press("3")
+            for text, step in wanted.items():
+                await running.press(
+                    "g", *("minus" if each == "-" else each for each in text), "enter"
+                )
+                assert timeline(running).selected == step
+                assert running.app.scene.is_frozen
+                assert f" step {step.step}: " in running.text
+                sight = timeline(running)._sight
+                assert sight.since_ns <= step.start_ns < step.end_ns <= sight.until_ns
+            await running.press("home")
+            assert timeline(running).selected == steps[-1]
+            await running.press("g", "escape")
+            assert isinstance(running.app.screen, TimelineScreen)
+
+    play(scenario)
+
+
+def test_g_states_which_steps_are_here_and_lets_the_text_be_mended() -> None:
+    steps = view().steps
+    kept = f"{steps[0].step} to {steps[-1].step} are kept"
+
+    async def scenario() -> None:
+        async with screen(recorded()[0], size=NARROW) as running:
+            await running.press("3", "g", *"99999", "enter")
+            assert f" no step 99999 here: {kept}" in running.text
+            assert "Enter go to it" in running.lines[-1]
+            assert timeline(running).selected == steps[-1]
+            await running.press(*["backspace"] * 5, *str(steps[-9].step), "enter")
+            assert timeline(running).selected == steps[-9]
+            assert "Enter go to it" not in running.text
+        async with screen(is_empty=True) as running:
+            await running.press("3", "g", "1", "enter")
+            assert "no recent step is kept here" in running.text
+
+    play(scenario)
+
+
+def test_the_selected_replica_has_the_step_of_a_number_and_a_rank_names_another() -> None:
+    from msgspec.structs import replace
+
+    steps = view().steps[-50:]
+    both = dataclasses.replace(
+        view(), steps=tuple(replace(s, dp_rank=rank) for s in steps for rank in (0, 1))
+    )
+    number = str(steps[3].step)
+    for text, rank, found in ((number, 0, 0), (number, 1, 1), (f"1.{number}", 0, 1)):
+        step = step_named(both, text, {}, rank=rank)
+        assert step is not None
+        assert (step.dp_rank, step.step) == (found, steps[3].step)
+    assert step_named(both, f"2.{number}", {}) is None
+
+
 def test_a_request_that_has_left_the_window_is_named() -> None:
     async def scenario() -> None:
         snapshot = recorded()[0]
@@ -285,7 +346,8 @@ def test_a_click_selects_a_step_and_a_second_one_lists_its_requests() -> None:
 
 @pytest.mark.thorough
 def test_every_key_is_harmless_without_steps() -> None:
-    keys = ["left", "plus", "minus", "j", "pagedown", "g", "s", "z", "z", "enter"]
+    keys = ["left", "plus", "minus", "j", "pagedown", "home", "s", "z", "z", "enter"]
+    keys += ["g", "7", "enter", "escape"]
 
     async def scenario() -> None:
         async with screen(is_empty=True) as running:

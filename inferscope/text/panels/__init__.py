@@ -30,6 +30,7 @@ from inferscope.text.panels.steps import (
     decomposition,
     order_steps,
     slice_table,
+    step_named,
     step_table,
 )
 from inferscope.text.panels.throughput import tokens_per_second
@@ -72,6 +73,7 @@ __all__ = [
     "roofline_chart",
     "service_levels",
     "slice_table",
+    "step_named",
     "step_table",
     "tokens_per_second",
 ]

@@ -49,6 +49,28 @@ def client_names(view: EngineView) -> dict[str, str]:
     return {row.request_id: row.external_id for row in view.requests if row.external_id}
 
 
+def step_named(
+    view: EngineView, text: str, names: Mapping[str, str], *, rank: int = 0
+) -> StepView | None:
+    """Return the step that a text names, as the table prints it; None if it is not kept.
+
+    Args:
+        view: engine with recent steps.
+        text: number of a step, `rank.number` with replicas, or the beginning of a request's name
+            or ID, for its newest step.
+        names: names of requests by the engine's IDs.
+        rank: replica to prefer for a number without one.
+    """
+    for step in sorted(view.steps, key=lambda step: step.dp_rank != rank):
+        if text in (str(step.step), _number(step)):
+            return step
+    for step in reversed(view.steps):
+        for request_id in step.request_ids:
+            if request_id.startswith(text) or names.get(request_id, "").startswith(text):
+                return step
+    return None
+
+
 def order_steps(steps: Sequence[StepView], sort: str, most: int) -> list[StepView]:
     """Return the first steps by an order, at most `most`."""
     if sort == "time":

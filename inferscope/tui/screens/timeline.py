@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
+from textual.widgets import Input
 
 from inferscope.fold import EngineView, StepView
 from inferscope.text import Line, Scene, frame
@@ -22,16 +23,18 @@ from inferscope.text.panels import (
     newest_ns,
     order_steps,
     slice_table,
+    step_named,
     step_table,
 )
 from inferscope.tui.canvas import Canvas, Draw
-from inferscope.tui.keys import TIMELINE_HELP, TIMELINE_KEYS, TIMELINE_METHODS
+from inferscope.tui.keys import TIMELINE_HELP, TIMELINE_KEYS, TIMELINE_METHODS, Key
 from inferscope.tui.screens.scene_screen import SceneScreen, Tab
 
 _FIRST_SPAN = SPANS_NS.index(SPAN_NS)
 _PANS = 8
 """Number of pans across the time on display."""
 _FRAMED = 100
+_ASK_KEYS: tuple[Key, ...] = (("Enter", "go to it"), ("Esc", "back"))
 
 
 class TimelineScreen(SceneScreen):
@@ -40,6 +43,7 @@ class TimelineScreen(SceneScreen):
     The newest step is selected, and the lanes follow it, until a key selects another one.
     """
 
+    AUTO_FOCUS = ""
     TABS = (Tab("3", "Timeline", "Time"),)
     KEYS = TIMELINE_KEYS
     HELP_SECTIONS = TIMELINE_HELP
@@ -54,7 +58,8 @@ class TimelineScreen(SceneScreen):
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("pagedown", "page(1)", "page down", show=False),
         Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("home,g", "first", "first", show=False),
+        Binding("home", "first", "first", show=False),
+        Binding("g", "ask", "go to step", show=False),
         Binding("s", "sort", "sort", show=False),
         Binding("z", "zoom", "zoom", show=False),
         Binding("enter", "open", "requests", show=False),
@@ -84,6 +89,9 @@ class TimelineScreen(SceneScreen):
         yield self.canvas(self._lanes, "lanes", classes="block")
         yield self.added(_Rows(self, self._table, is_ascii=self.is_ascii))
         yield self.remark_line()
+        box = Input(id="wanted", classes="entry", placeholder="step or request: 88230, rag-01")
+        box.cursor_blink = False
+        yield box
 
     # --- what is on display ---------------------------------------------------------------------
 
@@ -106,6 +114,10 @@ class TimelineScreen(SceneScreen):
         """Select the last step of a request that ended by a time, in the next scene with steps."""
         self._wanted = (request_id, at_ns)
         self._listed, self._sort = None, "time"
+
+    def footer_keys(self) -> tuple[Key, ...]:
+        """Return the keys of the footer, those of the input while it is open."""
+        return _ASK_KEYS if self._box.display else super().footer_keys()
 
     def remark(self, scene: Scene, width: int) -> Line:
         """Return the selected step's time as a sum."""
@@ -227,6 +239,19 @@ class TimelineScreen(SceneScreen):
         self._top = self._slice = 0
         self._draw()
 
+    def action_ask(self) -> None:
+        """Open the input of a step's number or a request's name."""
+        self._box.value = ""
+        self._box.display = True
+        self._box.focus()
+        self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Select the step; a wrong one is reported and stays open."""
+        text = event.value.strip()
+        if not text or self._go_to(text):
+            self._close_box()
+
     def action_sort(self) -> None:
         """Order the table by the next number."""
         if self.selected is None:
@@ -265,8 +290,10 @@ class TimelineScreen(SceneScreen):
         self._open_request(step.request_ids[self._slices[self._slice]])
 
     def action_back(self) -> None:
-        """Close what was opened last: a step, the zoom, the selection, the screen."""
-        if self._listed is not None:
+        """Close what was opened last: the input, a step, the zoom, the selection, the screen."""
+        if self._box.display:
+            self._close_box()
+        elif self._listed is not None:
             self._listed, self._top = None, 0
             chosen = self.selected
             if chosen is not None:
@@ -300,6 +327,37 @@ class TimelineScreen(SceneScreen):
                 self.action_open()
 
     # --- inside ---------------------------------------------------------------------------------
+
+    @property
+    def _box(self) -> Input:
+        return self.query_one("#wanted", Input)
+
+    def _close_box(self) -> None:
+        self._box.display = False
+        self.set_focus(None)
+        self.call_after_refresh(self._draw)
+
+    def _go_to(self, text: str) -> bool:
+        """Select a step by its number, or the newest one of a request; return whether it is here.
+
+        Replicas number their steps alike: the one of the selected step's replica comes first.
+        """
+        view = self.scene.view
+        if view is None or not view.steps:
+            self._reply("no recent step is kept here")
+            return False
+        chosen = self.selected
+        rank = chosen.dp_rank if chosen is not None else 0
+        found = step_named(view, text, self._names_of(view), rank=rank)
+        if found is None:
+            numbers = [step.step for step in view.steps]
+            self._reply(f"no step {text} here: {min(numbers)} to {max(numbers)} are kept")
+            return False
+        self._freeze()
+        self._listed = None
+        self._select(found)
+        self._reply("")
+        return True
 
     def _select(self, step: StepView) -> None:
         self._key = (step.dp_rank, step.step)
