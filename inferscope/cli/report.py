@@ -13,7 +13,7 @@ import logging
 import sys
 from pathlib import Path
 
-from inferscope.cli.folding import add_source, fold_all
+from inferscope.cli.folding import add_refit, add_source, fold_all
 from inferscope.cli.output_file import output_file
 from inferscope.cli.targets import path_of
 from inferscope.cli.why import request_source_of
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of SLO objectives; adds how the run met them",
     )
+    add_refit(parser)
     parser.epilog = """examples:
   inferscope report demo.isr                         writes report.html
   inferscope report demo.isr --slo slo.yaml -o incident.html
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
             patience_s=_PATIENCE_S,
             listen=sink.on_record,
             watch=sink.watch,
+            refit=options.refit,
         )
         facts = sink.facts(source.collector)
         if not facts.engines:
@@ -77,9 +79,10 @@ def run(options: argparse.Namespace) -> int:
         is_live = isinstance(source, RingSource) and any(
             engine.view.is_alive for engine in facts.engines
         )
-        again = request_source_of(options.source or facts.engines[0].engine_id)
+        again = request_source_of(options.source or facts.engines[0].engine_id, refit=options.refit)
         facts = with_details(facts, again, objectives)
-        page = run_page(facts, Source(source.title, is_live, source.notes()))
+        origin = Source(source.title, is_live, source.notes(), is_refit=options.refit)
+        page = run_page(facts, origin)
         out.write(render(page).encode())
     if target is not None:
         sys.stderr.write(f"wrote {target}\n")

@@ -115,8 +115,12 @@ def _objectives(options: argparse.Namespace) -> tuple[LatencyLimit, ...]:
     )
 
 
-def request_source_of(target: str | None) -> RequestSource:
+def request_source_of(target: str | None, *, refit: bool = False) -> RequestSource:
     """Return the source of requests that a target names.
+
+    Args:
+        target: target as given on the command line.
+        refit: whether the final cost models of a file or folder price all its steps.
 
     Raises:
         NotFound: the target does not exist.
@@ -132,15 +136,16 @@ def request_source_of(target: str | None) -> RequestSource:
         engine = engine_of(target)
         return RequestSource(f"the rings of {engine.engine_id}", engines=[engine])
     open_source(path).close()  # raises for an unreadable file
+    again = path if refit else None
     if path.is_dir():
-        return RequestSource(f"the rings under {path}", engines=find_engines(path))
+        return RequestSource(f"the rings under {path}", engines=find_engines(path), refit=again)
     if path.suffix != ".ring":
-        return RequestSource(str(path), recording=path)
+        return RequestSource(str(path), recording=path, refit=again)
     one = [
         EngineRings(engine.engine_id, tuple(ring for ring in engine.rings if ring.path == path))
         for engine in find_engines(path.parent)
     ]
-    return RequestSource(str(path), engines=one)
+    return RequestSource(str(path), engines=one, refit=again)
 
 
 def _chosen(refs: list[RequestRef], options: argparse.Namespace, where: str) -> RequestRef:

@@ -18,6 +18,8 @@ from inferscope.readers import (
     RecordingSource,
     RequestRef,
     RingSource,
+    final_books,
+    open_replay,
     requests_in_recording,
     requests_in_rings,
 )
@@ -39,7 +41,12 @@ class RequestSource:
     """
 
     def __init__(
-        self, name: str, *, engines: Iterable[EngineRings] = (), recording: Path | None = None
+        self,
+        name: str,
+        *,
+        engines: Iterable[EngineRings] = (),
+        recording: Path | None = None,
+        refit: Path | None = None,
     ) -> None:
         """Keep one of the two sources.
 
@@ -47,11 +54,13 @@ class RequestSource:
             name: display name of the source.
             engines: engines whose rings are read.
             recording: file to read instead.
+            refit: the same records' file or folder, if its final cost models price all steps.
         """
         self.name = name
         self.notes: tuple[str, ...] = ()
         self._engines = list(engines)
         self._recording = recording
+        self._refit = refit
 
     def refs(self, name: str) -> list[RequestRef]:
         """Return all requests of every engine that knows a request of this name."""
@@ -195,6 +204,9 @@ class RequestSource:
     def _open(
         self, engine_id: str, sinks: tuple[Sink, ...], listen: Listener
     ) -> RingSource | RecordingSource:
+        if self._refit is not None:
+            books = final_books(self._refit)
+            return open_replay(self._refit, sinks=sinks, listen=listen, books=books)
         if self._recording is not None:
             return RecordingSource(self._recording, sinks=sinks, listen=listen)
         rings = [

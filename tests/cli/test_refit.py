@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferscope.cli.main import main
+from inferscope.cli.why import request_source_of
 from inferscope.readers.source import final_books, open_replay, recorded
 from inferscope.ring.recording import RecordingWriter
 from tests.cost.truth import Truth, traffic
@@ -100,6 +101,30 @@ def test_commands_label_what_they_price_again(
     assert "refit" in capsys.readouterr().err
 
 
+def test_a_report_states_that_it_prices_again_and_its_evidence_agrees(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {}
+    for refit in (False, True):
+        target = tmp_path / f"report-{refit}.html"
+        more = ["--refit"] if refit else []
+        assert main(["report", str(recording), "-o", str(target), *more]) == 0
+        pages[refit] = target.read_text(encoding="utf-8")
+        assert ("refit: all steps are priced" in capsys.readouterr().err) == refit
+    assert f"refit-eager-{NUM_STEPS}" in pages[True]
+    assert "refit" not in pages[False]
+    assert "priced by the final cost models" in pages[True]
+    assert "all steps are priced by the cost models of the whole recording" in pages[True]
+    source = request_source_of(str(recording), refit=True)
+    slowest = sorted(folded(recording, refit=True).requests, key=lambda each: each.arrived_ns)[:3]
+    explained = source.facts_of_run(slowest)
+    assert set(explained) == {each.request_id for each in slowest}, "else their ledgers differ"
+    before = folded(recording, refit=False).requests
+    early = {each.request_id: each.ledger_ns for each in before}
+    assert any(early[each.request_id] != each.ledger_ns for each in slowest)
+
+
 def test_refit_of_a_running_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["shares", "4711", "--refit"]) == 2
-    assert "--refit" in capsys.readouterr().err
+    for verb in ("shares", "report"):
+        assert main([verb, "4711", "--refit"]) == 2
+        assert "--refit" in capsys.readouterr().err

@@ -77,7 +77,8 @@ def _when(facts: RunFacts, source: Source) -> str:
     ]
     began = f", from {utc(min(starts))}" if starts else ""
     live = ", still running" if source.is_live else ""
-    return f"{source.name}{began}{live}"
+    refit = ", refit: priced by the final cost models" if source.is_refit else ""
+    return f"{source.name}{began}{live}{refit}"
 
 
 def utc(real_ns: int) -> str:

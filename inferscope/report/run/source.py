@@ -15,3 +15,5 @@ class Source:
     """Whether the engine still runs: the report then ends at the newest record."""
     notes: tuple[str, ...] = ()
     """Warnings about the records: damage, lost records, a newer format."""
+    is_refit: bool = False
+    """Whether the final cost models priced all steps."""
