@@ -41,7 +41,7 @@ def _styles(colours: tuple[tuple[str, str], ...]) -> dict[str, Style]:
         "decode": Style(color=by_name["decode"], bgcolor=paper),
         "alarm": Style(color=by_name["alarm"], bgcolor=paper, bold=True),
         "key": Style(color=by_name["decode"], bgcolor=paper, bold=True),
-        "cursor": Style(bgcolor=by_name["cursor"]),
+        "cursor": Style(color=body, bgcolor=by_name["cursor"]),
     }
 
 
@@ -86,9 +86,10 @@ class Painter:
 def _strip(line: Line, width: int, styles: dict[str, Style], *, is_ascii: bool) -> Strip:
     line = fit_line(line, width)
     is_cursor = line[0] == ("", "cursor")
+    under = Style(bgcolor=styles["cursor"].bgcolor) if is_cursor else Style.null()
     segments = []
     for text, role in line:
-        style = styles[role] + styles["cursor"] if is_cursor else styles[role]
+        style = styles[role] + under
         drawn = text.lstrip(" ")
         if len(drawn) < len(text):  # a picture's renderer may drop leading spaces of a text
             segments.append(Segment(" " * (len(text) - len(drawn)), style))

@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from inferscope.fold import Snapshot
+from inferscope.tui.canvas import styles_of
+from tests.recorded import recorded
 from tests.tui.live_screen import assert_golden, play, screen
 from tests.tui.scenes import moving_snapshot, with_requests, with_view
 from tests.tui.test_fleet_screen import FLEET
+from tests.tui.test_roofline_screen import calibrated
 
 WIDE, NARROW = (120, 40), (80, 24)
 
@@ -87,6 +92,64 @@ def test_the_rows_on_screen_sum_to_a_hundred_per_cent() -> None:
             assert sum(shares) == pytest.approx(100.0)
 
     play(scenario)
+
+
+SCREENS: dict[str, tuple[list[str], Callable[[], Snapshot]]] = {
+    "timeline": (["3"], lambda: recorded()[0]),
+    "roofline": (["4"], calibrated),
+    "slo": (["5"], moving_snapshot),
+    "engine": (["6"], moving_snapshot),
+    "fleet": (["0"], lambda: FLEET),
+    "pair": (["x", "down", "x"], moving_snapshot),
+}
+"""Keys and snapshot of the screens behind the overview."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_small_terminal_with_neither_colour_nor_blocks(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    keys, snapshot = SCREENS[name]
+
+    async def scenario() -> None:
+        async with screen(snapshot(), size=NARROW, ascii=True) as running:
+            await running.press(*keys)
+            assert [len(line) for line in running.lines] == [80] * 24
+            assert running.text.isascii()
+            assert "?" not in running.text.replace("? help", "")
+            assert_golden(f"{name}_ascii_80x24", running.text)
+            assert not coloured(running.app.export_screenshot())
+
+    play(scenario)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_light_theme_has_the_same_text_in_colours_of_its_own(name: str) -> None:
+    keys, snapshot = SCREENS[name]
+
+    async def scenario() -> None:
+        async with screen(snapshot(), size=NARROW) as running:
+            await running.press(*keys)
+            text, dark = running.text, coloured(running.app.export_screenshot())
+            await running.press("t")
+            light = coloured(running.app.export_screenshot())
+            assert running.text == text
+            assert dark
+            assert light
+            assert not dark & light
+            assert all(style.color for style in styles_of(running.app).values())
+
+    play(scenario)
+
+
+def coloured(drawing: str) -> set[str]:
+    """Return the hues of a drawing's text: the theme's greys have a tint alone."""
+    found = set(re.findall(r"-r\d+ \{ fill: #([0-9a-f]{6})", drawing))
+    parts = {each: [int(each[at : at + 2], 16) for at in (0, 2, 4)] for each in found}
+    return {each for each, rgb in parts.items() if max(rgb) - min(rgb) > 0x40}
 
 
 def test_light_and_dark_differ_in_colour_and_not_in_text() -> None:

@@ -37,6 +37,9 @@ _ASCII = str.maketrans(
         **dict.fromkeys("µ", "u"),
         **dict.fromkeys("±", "~"),
         "‖": "=",
+        "≤": "<",
+        "≥": ">",
+        "°": " ",
         "✓": "v",
         "✗": "x",
     }
