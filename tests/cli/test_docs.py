@@ -45,6 +45,24 @@ def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
         build_parser(words[:1]).parse_args(words)
 
 
+def test_every_command_of_the_samples_can_be_parsed() -> None:
+    files = [each for each in (ROOT / "samples").rglob("*") if each.suffix in (".sh", ".yml")]
+    parsed = []
+    for file in files:
+        text = file.read_text(encoding="utf-8").replace("\\\n", " ")
+        text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)  # a variable's default
+        text = re.sub(r'"?\$[@\d]"?', "x.isr", text)
+        text = re.sub(r"\$(?:port|url)\b", "8000", text)
+        for line in re.findall(
+            r"^\s*(?:- run: )?(inferscope [a-z].*?)(?: >&2| &)?$", text, re.MULTILINE
+        ):
+            words = shlex.split(line)[1:]
+            build_parser(words[:1]).parse_args(words)
+            parsed.append((file.name, words[0]))
+    assert {name for name, _ in parsed} == {"gate.yml", "record.sh"}
+    assert {"serve", "record", "load", "diff", "run"} <= {verb for _, verb in parsed}
+
+
 def test_pages_show_commands() -> None:
     pages = [page for page in PAGES if any(shown(page.read_text(encoding="utf-8")))]
     assert len(pages) > 5
