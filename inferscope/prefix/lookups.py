@@ -205,6 +205,8 @@ class BlockHistory:
         for number in range(at // width, stop):
             key = keys[number]
             batch = in_young(key) or in_old(key)
+            if self._seen is not None and batch is not None and self._is_back(key, batch):
+                batch = None
             if batch is not None and batch == current:
                 continue
             if current is not None:
@@ -225,6 +227,12 @@ class BlockHistory:
             self._lose(outcome, current, end - at)
             at = end
         return at
+
+    def _is_back(self, key: Hashable, batch: int) -> bool:
+        """Return whether a lost block was put into the cache again since then."""
+        assert self._seen is not None
+        seen_ns, loss = self._seen.get(key), self._losses.get(batch)
+        return seen_ns is not None and loss is not None and seen_ns > loss.at_ns
 
     def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:
         """Count tokens of a lost block, with the circumstances of the first one."""

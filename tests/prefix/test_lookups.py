@@ -66,6 +66,18 @@ def test_room_for_several_lists_them_and_is_inferred() -> None:
     assert (one.evictor, one.num_evictors, one.is_inferred) == (20, 0, False)
 
 
+def test_an_evicted_block_that_came_back_before_a_reset_is_cleared() -> None:
+    seen = history(is_inferring=True)
+    seen.remember(["a", "b"])
+    seen.make_room_for(3)
+    seen.evicted("b")
+    seen.evicted("a")
+    assert classes(seen.account(9, 0, ["a", "b"])) == {"evicted": 8, "rounding": 1}
+    seen.remember(["a", "b"])
+    seen.cleared()
+    assert classes(seen.account(9, 0, ["a", "b"])) == {"cleared": 8, "rounding": 1}
+
+
 def test_blocks_of_a_reset_cache_are_cleared() -> None:
     seen = history()
     seen.evicted("c")
