@@ -196,7 +196,8 @@ class EngineOptions:
         num_speculative_tokens: Maximum proposed tokens per request and step.
         draft_model: Name of the model that proposes tokens; None takes the built-in model's own.
         cuda_graphs: Whether decode steps are CUDA graphs, on a GPU with Triton.
-        dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's.
+        dtype: Dtype of weights, activations and KV; "auto" takes the checkpoint's, or
+            float32 on a CPU where that is faster.
         device: Name of a torch device; "auto" takes the first GPU, else the CPU.
         seed: Seed of random weights, and of sampled requests without their own seed.
         max_model_tokens: Maximum prompt plus output tokens; None takes the model's limit, or as

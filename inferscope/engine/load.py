@@ -10,9 +10,9 @@ import torch
 
 from inferscope import __version__
 from inferscope.engine import shapes
-from inferscope.engine.config import EngineOptions, read_checkpoint_config
+from inferscope.engine.config import EngineOptions, ModelConfig, read_checkpoint_config
 from inferscope.engine.core import Engine
-from inferscope.engine.devices import device_name, device_uuid, find_device
+from inferscope.engine.devices import device_name, device_uuid, find_device, has_fast_products
 from inferscope.engine.model import Model, Outline, build_model
 from inferscope.engine.model_names import BUILTIN, BUILTIN_DRAFT, model_folder
 from inferscope.engine.parallel import WHOLE, Place
@@ -64,7 +64,6 @@ def load_engine(
 def load_model(model: str, options: EngineOptions, place: Place = WHOLE) -> Model:
     """Load or draw the weights of a model, or of a rank's part of it, as the options want them.
 
-    The built-in model defaults to float32 on a CPU, where that is fastest, unless it is quantised.
     A draft model is never quantised.
 
     Raises:
@@ -102,7 +101,7 @@ def _load_one(model: str, options: EngineOptions, place: Place = WHOLE) -> Model
         )
     if model.startswith(shapes.PREFIX):
         config = shapes.parse_shape(model.removeprefix(shapes.PREFIX))
-        dtype = DTYPES[config.dtype if options.dtype == "auto" else options.dtype]
+        dtype = _dtype_of(model, config, options, device)
         quantize = quantizer(options.quantization, dtype=dtype, device=device)
         place.part(config)  # before the weights are drawn
         weights = random_weights(
@@ -111,10 +110,7 @@ def _load_one(model: str, options: EngineOptions, place: Place = WHOLE) -> Model
     else:
         folder = model_folder(model)
         config = read_checkpoint_config(folder)
-        is_plain = options.quantization is None
-        is_builtin_on_cpu = model in (BUILTIN, BUILTIN_DRAFT) and device.type == "cpu"
-        usual = "float32" if is_builtin_on_cpu and is_plain else config.dtype
-        dtype = DTYPES[usual if options.dtype == "auto" else options.dtype]
+        dtype = _dtype_of(model, config, options, device)
         quantize = quantizer(options.quantization, dtype=dtype, device=device)
         place.part(config)
         weights = load_weights(
@@ -122,6 +118,21 @@ def _load_one(model: str, options: EngineOptions, place: Place = WHOLE) -> Model
         )
     max_tokens = min(config.max_positions, options.max_model_tokens or config.max_positions)
     return build_model(place.part(config), weights, max_tokens=max_tokens)
+
+
+def _dtype_of(
+    model: str, config: ModelConfig, options: EngineOptions, device: torch.device
+) -> torch.dtype:
+    """Return the dtype of the options; `auto` is the model's, or float32 where that is faster.
+
+    A 16-bit weight is the same number in float32. Quantised products need 16-bit inputs.
+    """
+    if options.dtype != "auto":
+        return DTYPES[options.dtype]
+    dtype = DTYPES[config.dtype]
+    is_builtin_on_cpu = model in (BUILTIN, BUILTIN_DRAFT) and device.type == "cpu"
+    is_slow = is_builtin_on_cpu or not has_fast_products(device, dtype)
+    return torch.float32 if is_slow and options.quantization is None else dtype
 
 
 def describe(engine: Engine, *, name: str) -> EngineInfo:

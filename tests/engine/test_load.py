@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from inferscope.engine import EngineOptions, Sampling, load_engine, load_tokenizer
+from inferscope.engine import EngineOptions, Sampling, load_engine, load_model, load_tokenizer
+from inferscope.engine.devices import has_fast_products
 from inferscope.engine.tokenizer import ByteTokenizer
 from inferscope.errors import BadInput
 from inferscope.probe import EngineInfo, Probe
@@ -35,6 +38,15 @@ def test_probe_is_opened_with_the_engine_described() -> None:
     assert (info.engine, info.model, info.num_blocks) == ("inferscope", "random:tiny", 10)
     assert info.shape is not None
     assert (info.shape.num_layers, info.shape.weight_bits, info.shape.tied) == (2, 16, True)
+
+
+def test_auto_is_a_16_bit_dtype_only_where_its_products_are_fast() -> None:
+    def dtype_of(**options: Any) -> torch.dtype:
+        return load_model("random:tiny", EngineOptions(device="cpu", **options)).dtype
+
+    is_fast = has_fast_products(torch.device("cpu"), torch.bfloat16)
+    assert dtype_of() == (torch.bfloat16 if is_fast else torch.float32)
+    assert dtype_of(quantization="int8") == dtype_of(dtype="bfloat16") == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "gpt-17"])

@@ -187,7 +187,7 @@ def stored_bytes(model: Model) -> int:
 def test_recorded_weight_bytes_are_those_stored(name: Any, bits: int, scale_bits: float) -> None:
     """The kernels' own layout of int4 has a zero beside each scale: twice the scale bits."""
     engines = {
-        each: load_engine(WIDE, EngineOptions(num_blocks=32, quantization=each))
+        each: load_engine(WIDE, EngineOptions(num_blocks=32, dtype="bfloat16", quantization=each))
         for each in (None, name)
     }
     shapes = {each: describe(engine, name=WIDE).shape for each, engine in engines.items()}
