@@ -109,7 +109,7 @@ class Joins:
 
     def span(self, ring: RingState, span: StepSpan) -> None:
         """Take one rank's execution of a step."""
-        ring.has_spans, ring.is_out = True, False
+        ring.has_spans, ring.is_out, ring.spanned_ns = True, False, span.t_ns
         number = ring.opened.ring
         if span.launch_start_ns <= self._joined.at_ns((ring.dp_rank, span.step)):
             self.num_unjoined += 1  # the step was split without it
@@ -129,7 +129,9 @@ class Joins:
             at_ns = pending.seen_ns
             rings = [ring for ring in self._rings.values() if ring.dp_rank == pending.dp_rank]
             speakers = [ring for ring in rings if not ring.is_front_end]
-            pending.past.update(ring.opened.ring for ring in speakers if ring.is_past(at_ns))
+            pending.past.update(
+                ring.opened.ring for ring in speakers if ring.is_past(max(at_ns, ring.spanned_ns))
+            )
             cores = [ring for ring in speakers if not ring.is_worker] or speakers
             # Slices may be recorded as late as the step's execution. Until then a core that plans
             # for other processes, and has no spans of its own, has not missed any of them.

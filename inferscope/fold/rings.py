@@ -52,6 +52,8 @@ class RingState:
         self.state = ON
         self.cost_ns = self.hidden_ns = 0
         self.has_spans = False
+        self.spanned_ns = 0
+        """Time of its newest span: a step that was launched ahead begins after it."""
         self.has_bare_steps = False
         """Whether it reported slices of a step whose execution no process reported."""
         self.is_worker = opened.role not in ("core", "frontend")

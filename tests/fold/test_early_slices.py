@@ -113,3 +113,29 @@ def test_a_step_without_outputs_is_counted_and_its_requests_are_partial() -> Non
     assert collector.num_unjoined == 1
     assert [final.is_partial for final in finals.requests] == [True, True]
     assert [step.step for step in finals.steps] == [0, 2]
+
+
+def test_a_step_launched_ahead_of_a_long_one_is_awaited_until_its_turn() -> None:
+    """Report complete records of the worker between two steps of 700 ms."""
+    script = Script()
+    core, worker, rows = begun(script, is_split=True)
+    script.at(9)
+    worker.span(0, 2, 9)
+    for step, at_ms in ((1, 10), (2, 11), (3, 711)):  # each planned while the one before runs
+        script.at(at_ms)
+        core.plan(step)
+        core.slices(step, [(index, 1, 7 + step) for index, _, _ in rows])
+        if step > 1:
+            script.at(at_ms + 699)
+            worker.span(step - 1, at_ms - 1, at_ms + 699)
+            script.at(at_ms + 699.5)
+            worker.health()
+            core.health()
+    script.at(2110)
+    worker.span(3, 1410, 2110)
+    for index, _, _ in rows:
+        core.finished(index)
+    collector, finals = script.play(until_ms=4_000)
+    assert_all_closes(collector, finals)
+    assert collector.num_unjoined == 0
+    assert {step.step: len(step.request_ids) for step in finals.steps} == dict.fromkeys(range(4), 2)
