@@ -25,8 +25,8 @@ from inferscope.records import LORA, MULTIMODAL, SALT
 
 MOST_HELD_TOKENS = 4_000_000
 """Tokens of earlier prompts held for comparison: 16 MB."""
-MOST_PROMPTS = 32_768
-"""Earlier prompts held, however short: 8 MB beside their tokens."""
+MOST_HELD_PROMPTS = 32_768
+"""Earlier prompts held, each with 0.3 KB beside its tokens: 10 MB."""
 MOST_ANCHORS = 131_072
 """Anchors of earlier prompts: 24 MB."""
 MOST_COMPARED = 131_072
@@ -65,13 +65,13 @@ class _Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptHistory:
-    """Prompts seen lately, with at most MOST_HELD_TOKENS tokens and MOST_ANCHORS anchors."""
+    """Prompts seen lately, in bounded memory."""
 
     def __init__(
         self,
         *,
         most_tokens: int = MOST_HELD_TOKENS,
-        most_prompts: int = MOST_PROMPTS,
+        most_prompts: int = MOST_HELD_PROMPTS,
         most_anchors: int = MOST_ANCHORS,
         finder: AnchorFinder | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class PromptHistory:
         """Return the place of every anchor that a held prompt has, by its number here."""
         young, old = self._anchors.young, self._anchors.old
         # Serial numbers rise, and the oldest prompts are dropped first.
-        oldest = (self._serial - len(self._prompts) + 1) << _POSITION_BITS
+        oldest = next(iter(self._prompts), self._serial + 1) << _POSITION_BITS
         known = {}
         for number, shingle in enumerate(hashes):
             place = young.get(shingle) or old.get(shingle)
@@ -223,13 +223,16 @@ class PromptHistory:
         return spans, again
 
     def _add(self, prompt: _Prompt, positions: list[int], hashes: list[int]) -> None:
+        if not positions:  # too short to be found again
+            return
+        # In this order: an exception of a signal handler leaves no anchor without its prompt.
         self._serial += 1
+        self._prompts[self._serial] = prompt
+        self._held_bytes += len(prompt.raw)
         base = self._serial << _POSITION_BITS
         put = self._anchors.put
         for position, shingle in zip(positions, hashes, strict=True):
             put(shingle, base | position)
-        self._prompts[self._serial] = prompt
-        self._held_bytes += len(prompt.raw)
         while len(self._prompts) > 1 and (
             self._held_bytes > self._most_bytes or len(self._prompts) > self._most_prompts
         ):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inferscope.prefix import Likeness, PromptHistory
 from inferscope.prefix.anchors import AnchorFinder
+from inferscope.prefix.generations import Generations
 from inferscope.prefix.likeness import LEAST_SPAN, num_equal, num_equal_before
 from inferscope.records import LORA, SALT
 
@@ -204,3 +205,33 @@ def test_equal_text_has_equal_anchors_wherever_it_stands(tokens: list[int], shif
     expected = {at + shift for at in alone if at}
     found = {at for at in moved if at > shift}
     assert found == expected
+
+
+def test_prompts_too_short_to_be_found_again_are_not_held() -> None:
+    seen = PromptHistory()
+    for index in range(10):
+        assert seen.compare(index, seen.raw([1, 2, 3])) is None
+        assert seen.compare(index, b"") is None
+    assert seen.num_prompts == 0
+
+
+def test_an_interrupt_while_a_prompt_is_added_leaves_a_whole_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = PromptHistory(most_tokens=60)
+    prompts = [text(20) for _ in range(40)]
+
+    def interrupted(self: object, key: int, value: int) -> None:
+        put(self, key, value)  # type: ignore[arg-type]
+        raise TimeoutError  # of a signal handler
+
+    put = Generations.put
+    for index, prompt in enumerate(prompts * 2):
+        if index % 3:
+            seen.compare(index, seen.raw(prompt))
+            continue
+        with monkeypatch.context() as during:
+            during.setattr(Generations, "put", interrupted)
+            with pytest.raises(TimeoutError):
+                seen.compare(index, seen.raw(prompt))
+        seen.compare(index, seen.raw(prompt))
