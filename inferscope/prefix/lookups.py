@@ -24,7 +24,8 @@ MOST_GHOSTS = 200_000
 MOST_SEEN = 100_000
 """Keys of earlier prompts remembered where evictions cannot be seen: 10 MB."""
 _MOST_BATCHES = 16_384
-_MOST_ROUNDS = 4096
+_MOST_EVICTORS = 4096
+"""Requests remembered of evictions of unknown blocks: a search of all of them takes 0.5 ms."""
 MOST_EVICTORS = 8
 """Requests listed as possible evictors."""
 
@@ -35,9 +36,18 @@ class Loss(NamedTuple):
     at_ns: int
     evictor: int
     """Index of the request that they made room for; -1 if unknown."""
-    is_reset: bool
     others: tuple[int, ...] = ()
     """Indices of further requests that they made room for as well."""
+
+
+class Round(NamedTuple):
+    """Evictions of unknown blocks for the same requests, with no others in between."""
+
+    at_ns: int
+    """Time of the last one."""
+    evictors: tuple[int, ...]
+    """Indices of the requests that share the room; -1 for an unknown one."""
+    num_tokens: int
 
 
 class Outcome(msgspec.Struct):
@@ -86,7 +96,7 @@ class BlockHistory:
         self.page_tokens = page_tokens or block_tokens
         self.last_reset_ns = -1
         self._ghosts: Generations[Hashable, int] = Generations(most_ghosts)
-        """Batch of every block that left the cache."""
+        """Batch of every block that left the cache; negative for those that a reset removed."""
         self._losses: Generations[int, Loss] = Generations(_MOST_BATCHES)
         self._batch = 0
         """Current batch; 0 before its first eviction."""
@@ -97,8 +107,10 @@ class BlockHistory:
         """Time at which a prompt with this block was admitted last."""
         if is_inferring:
             self._seen = Generations(most_seen)
-        self._rounds: deque[tuple[int, int, int]] = deque(maxlen=_MOST_ROUNDS)
-        """Time, evictor and number of tokens of evictions whose blocks are not known."""
+        self._rounds: deque[Round] = deque()
+        self._num_round_evictors = 0
+        self._rounds_since_ns = -1
+        """Time of the last eviction of unknown blocks that is forgotten."""
 
     @property
     def num_ghosts(self) -> int:
@@ -129,21 +141,36 @@ class BlockHistory:
         """Note that a block was evicted. Hot: 0.2 µs per block."""
         batch = self._batch
         if not batch:
-            loss = Loss(self._now(), self._evictor, is_reset=False, others=self._others)
-            batch = self._begin(loss)
+            loss = Loss(self._now(), self._evictor, self._others)
+            batch = self._batch = self._begin(loss)
         ghosts = self._ghosts
         ghosts.young[key] = batch
         if len(ghosts.young) >= ghosts.half:
             ghosts.turn()
 
-    def evicted_tokens(self, num_tokens: int) -> None:
-        """Note that blocks were evicted which cannot be identified."""
-        self._rounds.append((self._now(), self._evictor, num_tokens))
+    def evicted_tokens(self, num_tokens: int, evictors: tuple[int, ...] | None = None) -> None:
+        """Note that blocks were evicted which cannot be identified.
+
+        Args:
+            num_tokens: number of their tokens.
+            evictors: the requests that share their room; None for that of `make_room_for`.
+        """
+        evictors = (self._evictor,) if evictors is None else evictors
+        rounds, now_ns = self._rounds, self._now()
+        if rounds and rounds[-1].evictors == evictors:
+            rounds[-1] = Round(now_ns, evictors, rounds[-1].num_tokens + num_tokens)
+            return
+        rounds.append(Round(now_ns, evictors, num_tokens))
+        self._num_round_evictors += len(evictors)
+        while self._num_round_evictors > _MOST_EVICTORS and len(rounds) > 1:
+            forgotten = rounds.popleft()
+            self._num_round_evictors -= len(forgotten.evictors)
+            self._rounds_since_ns = forgotten.at_ns
 
     def cleared(self, keys: Iterable[Hashable] = ()) -> None:
         """Note that the cache was reset, and these blocks were in it."""
         self.last_reset_ns = self._now()
-        batch = self._begin(Loss(self.last_reset_ns, -1, is_reset=True))
+        batch = self._begin(Loss(self.last_reset_ns, -1), sign=-1)
         self._batch = 0
         ghosts = self._ghosts
         ghosts.turn()
@@ -157,6 +184,7 @@ class BlockHistory:
         *,
         pending: Iterable[tuple[int, Sequence[Hashable]]] = (),
         num_reusable: int | None = None,
+        num_dropped: int = 0,
     ) -> Outcome:
         """Divide a prompt's tokens by what the cache did with them.
 
@@ -168,6 +196,7 @@ class BlockHistory:
                 not in the cache yet and of all before them.
             num_reusable: most tokens that the engine takes from its cache; the pages before the
                 last token if None.
+            num_dropped: tokens behind a hit that were found too, and are computed again.
         """
         page = self.page_tokens
         hit = min(hit, num_tokens)
@@ -176,8 +205,9 @@ class BlockHistory:
         top = min(num_tokens, max(num_reusable, hit))
         whole = max(top, num_tokens // page * page)
         outcome = Outcome(hit=hit, rule=whole - top, rounding=num_tokens - whole)
-        end = self._walk(outcome, hit, top, keys, list(pending))
-        outcome.unmatched = top - end
+        start = min(top, hit + num_dropped) if hit else 0
+        end = self._walk(outcome, start, top, keys, list(pending))
+        outcome.unmatched = top - end + start - hit
         if self._seen is not None and outcome.unmatched:
             self._infer(outcome, end, top, keys)
         return outcome
@@ -237,9 +267,9 @@ class BlockHistory:
     def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:
         """Count tokens of a lost block, with the circumstances of the first one."""
         loss = self._losses.get(batch)
-        if loss is not None and loss.is_reset:
+        if batch < 0:
             outcome.cleared += num_tokens
-            if outcome.evicted_ns is None:
+            if outcome.evicted_ns is None and loss is not None:
                 outcome.evicted_ns = loss.at_ns
             return
         if loss is not None and not outcome.evicted:  # the eviction rather than a reset
@@ -272,10 +302,12 @@ class BlockHistory:
                 outcome.evicted_ns = self.last_reset_ns
             return
         tokens_by_evictor: Counter[int] = Counter()
-        for at_ns, evictor, num in self._rounds:
-            if at_ns >= since_ns:
-                tokens_by_evictor[evictor] += num
-                outcome.evicted_ns = at_ns
+        if since_ns > self._rounds_since_ns:  # else any request may have been the evictor
+            for at_ns, evictors, num in tuple(self._rounds):  # another thread may add one
+                if at_ns >= since_ns:
+                    share = -(-num // len(evictors))
+                    tokens_by_evictor.update(dict.fromkeys(evictors, share))
+                    outcome.evicted_ns = at_ns
         if not outcome.evicted:
             outcome.num_evictors = len(tokens_by_evictor)
             listed = tokens_by_evictor.most_common(MOST_EVICTORS)
@@ -292,11 +324,11 @@ class BlockHistory:
         if len(seen.young) >= seen.half:
             seen.turn()
 
-    def _begin(self, loss: Loss) -> int:
+    def _begin(self, loss: Loss, *, sign: int = 1) -> int:
         self._num_batches += 1
-        self._batch = self._num_batches
-        self._losses.put(self._batch, loss)
-        return self._batch
+        batch = sign * self._num_batches
+        self._losses.put(batch, loss)
+        return batch
 
 
 def _computing(

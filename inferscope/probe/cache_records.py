@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
 
+from inferscope.host_signals import pass_on
 from inferscope.probe.columns import (
     LARGEST_U32,
     OddValues,
@@ -165,7 +166,16 @@ class CacheRecords:
             life.caught(error)
 
     def _compare(self, prompt: tuple[int, bytes, Namespace]) -> None:
-        found = None if self._history is None else self._history.compare(*prompt)
+        try:
+            found = None if self._history is None else self._history.compare(*prompt)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # it ends the comparison of prompts, and nothing else
+            pass_on(error)
+            self._history = None
+            what = f"comparison of prompts: {type(error).__name__}"
+            self._life.note_unsupported((self._now(), what, False))
+            return
         if found is None:
             return
         record = PromptLikeness(

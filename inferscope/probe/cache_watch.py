@@ -88,13 +88,26 @@ class CacheWatch:
             except Exception as error:
                 self.fail(error)
 
-    def evicted_tokens(self, num_tokens: int) -> None:
-        """Note that cached tokens were evicted whose blocks cannot be seen."""
-        self._guard(lambda history: history.evicted_tokens(num_tokens))
+    def evicted_tokens(self, num_tokens: int, evictors: tuple[int, ...] | None = None) -> None:
+        """Note that cached tokens were evicted whose blocks cannot be seen.
+
+        Args:
+            num_tokens: number of the tokens.
+            evictors: the requests that share their room; None for that of `make_room_for`.
+        """
+        self._guard(lambda history: history.evicted_tokens(num_tokens, evictors))
 
     def cleared(self, keys: Iterable[Hashable] = ()) -> None:
-        """Note that the cache was reset, and these blocks were in it."""
-        self._guard(lambda history: history.cleared(keys))
+        """Note that the cache was reset, and these blocks were in it; also while switched off.
+
+        Without it, prompts that are recorded later would miss these blocks for another reason.
+        """
+        history = self.history
+        if history is not None:
+            try:
+                history.cleared(keys)
+            except Exception as error:
+                self.fail(error)
 
     def stored(self, keys: Sequence[Hashable]) -> None:
         """Note blocks that are in the cache, where evictions are derived."""
@@ -110,6 +123,7 @@ class CacheWatch:
         raw_keys: bytes,
         pending: Iterable[tuple[int, Sequence[Hashable]]] = (),
         num_reusable: int | None = None,
+        num_dropped: int = 0,
         remembers: bool = True,
         since_ns: int | None = None,
     ) -> None:
@@ -125,6 +139,7 @@ class CacheWatch:
                 of their blocks.
             num_reusable: most tokens that the engine takes from its cache, if that is not the whole
                 pages before the last token.
+            num_dropped: tokens behind a hit that it found too, and computes again.
             remembers: whether its blocks are taken to be in the cache from here on, where evictions
                 are derived; without it `stored` says so.
             since_ns: when the caller began to compute this.
@@ -137,7 +152,12 @@ class CacheWatch:
         def write(history: BlockHistory) -> None:
             begun_ns = self.now() if since_ns is None else since_ns
             outcome = history.account(
-                num_tokens, hit, keys, pending=pending, num_reusable=num_reusable
+                num_tokens,
+                hit,
+                keys,
+                pending=pending,
+                num_reusable=num_reusable,
+                num_dropped=num_dropped,
             )
             if remembers:
                 history.remember(keys)

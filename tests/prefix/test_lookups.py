@@ -88,6 +88,15 @@ def test_blocks_of_a_reset_cache_are_cleared() -> None:
     assert seen.account(9, 0, list("ab")).evicted_ns == 2
 
 
+def test_blocks_of_a_reset_stay_cleared_however_many_were_evicted_since() -> None:
+    seen = history()
+    seen.cleared(["a", "b"])
+    for index in range(20_000):  # the circumstances of the reset are forgotten, its blocks are not
+        seen.make_room_for(index)
+        seen.evicted(index)
+    assert classes(seen.account(9, 0, ["a", "b"])) == {"cleared": 8, "rounding": 1}
+
+
 def test_pages_of_one_token_leave_no_rounding() -> None:
     seen = history(page_tokens=1)
     seen.evicted("b")
@@ -127,6 +136,31 @@ def test_an_inferred_eviction_lists_whoever_made_room_since() -> None:  # words:
         seen.remember(["x"])
         seen.make_room_for(index)
     assert classes(seen.account(9, 0, ["y", "z"])) == {"unmatched": 8, "rule": 1}
+
+
+def test_requests_of_a_batch_share_the_room_that_is_made_for_it() -> None:
+    seen = history(page_tokens=1, is_inferring=True)
+    seen.remember(["a", "b", "c"])
+    for evictors in ((7, 8), (7, 8), (9,), (7, 8)):
+        seen.evicted_tokens(5, evictors)
+    assert seen.num_rounds == 3
+    outcome = seen.account(12, 0, ["a", "b", "c"])
+    assert (outcome.evictors, outcome.num_evictors) == ((7, 8, 9), 3)
+
+
+def test_the_evictor_is_unknown_once_evictions_since_then_are_forgotten() -> None:
+    seen = history(page_tokens=1, is_inferring=True)
+    seen.remember(["a", "b", "c"])
+    seen.evicted_tokens(12, (1,))  # the true one
+    for batch in range(100):
+        seen.remember([batch])
+        seen.evicted_tokens(5, tuple(range(64 * batch + 2, 64 * batch + 66)))
+    assert seen.num_rounds == 64
+    outcome = seen.account(12, 0, ["a", "b", "c"])
+    assert classes(outcome) == {"evicted": 11, "rule": 1}
+    assert (outcome.evictor, outcome.evictors, outcome.num_evictors) == (-1, (), 0)
+    assert outcome.evicted_ns is None
+    assert seen.account(5, 0, [99]).evictors == tuple(range(6338, 6346))
 
 
 class Cache:

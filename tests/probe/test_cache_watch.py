@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from inferscope.prefix import PromptHistory
 from inferscope.probe import CacheWatch, Probe
 from inferscope.records import (
     LOOKUP_CLASSES,
@@ -198,3 +199,32 @@ def test_classes_sum_to_the_prompt_for_any_numbers(tmp_path: Path) -> None:
     lookups = of(CacheLookup, path_of(probe))
     assert [sum(getattr(one, name) for name in LOOKUP_CLASSES) for one in lookups] == sizes
     assert watch.history is not None
+
+
+def test_a_reset_while_the_probe_is_off_is_known_afterwards(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path, FakeClock(step_ns=10))
+    watch = watch_of(probe)
+    keys = [os.urandom(8) for _ in range(2)]
+    probe._life.on = False
+    watch.cleared(keys)
+    probe._life.on = True
+    index = probe.queued("r", prompt_tokens=2 * WIDTH + 1)
+    watch.admitted(index, num_tokens=2 * WIDTH + 1, hit=0, keys=keys, raw_keys=b"".join(keys))
+    probe.close()
+    assert of(CacheLookup, path_of(probe))[0].cleared == 2 * WIDTH
+
+
+def test_a_fault_of_the_comparison_costs_the_comparison_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise KeyError("a token")
+
+    probe = make_probe(tmp_path, FakeClock(step_ns=10))
+    index = probe.queued("r", prompt_tokens=9)
+    monkeypatch.setattr(PromptHistory, "compare", broken)
+    for _ in range(2):
+        probe.compare_prompt(index, list(range(9)))
+    assert probe.on
+    probe.close()
+    assert of(ProbeHealth, path_of(probe))[-1].unsupported == ("comparison of prompts: KeyError",)
