@@ -28,6 +28,7 @@ from inferscope.adapters.needs.transformers import TRANSFORMERS
 from inferscope.adapters.needs.vllm import VLLM
 from inferscope.adapters.recorder import Recorders
 from inferscope.adapters.sglang import hooks as sglang_hooks
+from inferscope.adapters.sglang.cache import CacheRecorder
 from inferscope.adapters.sglang.hooks import FrontEndHooks, SchedulerHooks
 from inferscope.adapters.sglang.scheduler import SchedulerWatch
 from inferscope.adapters.transformers.batching_hooks import BatchingHooks
@@ -138,6 +139,7 @@ def test_sglang_is_hooked_where_its_table_has_it() -> None:
         ("process_batch_result", SchedulerWatch.result_ends),
         ("stream_output", SchedulerWatch.streamed),
         ("send_abort_output", SchedulerWatch.aborted),
+        ("checkpoint_into_tree", CacheRecorder.inserted),
         ("_send_one_request", sglang_hooks._sending),
         ("_send_batch_request", sglang_hooks._sending_batch),
         ("_handle_batch_output", sglang_hooks._received),

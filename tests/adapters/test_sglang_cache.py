@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from inferscope.adapters.sglang.cache import CacheHooks, CacheRecorder
+from inferscope.adapters.sglang.scheduler import SchedulerWatch
 from inferscope.adapters.sglang.state import MARK, Followed
 from inferscope.records import LOOKUP_CLASSES, CacheLookup, ProbeHealth
+from tests.adapters.sglang_objects import Abort, Req
 from tests.probe.fakes import FakeClock, make_probe, of
 
 
@@ -90,7 +92,7 @@ class Seen:
     def __init__(self, folder: Path, tree: Any = None, **scheduler: Any) -> None:
         self.probe = make_probe(folder, FakeClock(step_ns=10))
         self.tree = tree or UnifiedRadixCache()
-        self.hooks = CacheHooks(lambda hook, *args: hook(*args))
+        self.hooks = CacheHooks(lambda hook, *args, **kw: hook(*args, **kw))
         self.placed = self.hooks.by_target("tree", "batch") | self.hooks.of_nodes("events")
         self.tree.record_remove = partial(self.call, "record_remove", KVCacheEventRecorder())
         options = {"page_size": 1, "max_total_num_tokens": 20_000, "tree_cache": self.tree}
@@ -333,3 +335,61 @@ def test_a_scheduler_without_a_tree_is_unsupported(tmp_path: Path) -> None:
     probe.close()
     (what,) = of(ProbeHealth, Path(str(probe.path)))[-1].unsupported
     assert what == "cache forensics: the scheduler has no tree_cache"
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_prompt_waits_for_no_prefill_that_was_aborted(tmp_path: Path, is_dropped: bool) -> None:
+    seen = Seen(tmp_path)
+    watch = SchedulerWatch(seen.probe, is_core=True)
+    watch.cache = seen.cache
+    aborted: Any = Req("aborted", 100, 5)
+    aborted.return_logprob = False
+    watch.enqueued(None, aborted)
+    followed = getattr(aborted, MARK)
+    seen.cache.arrived(aborted, followed, 0)
+    del followed
+    if is_dropped:  # its end is where no hook is
+        del aborted
+        watch.scheduled(0, None)
+    else:
+        watch.aborted(None, Abort({"type": "abort"}), aborted)
+    seen.request(list(range(100)))
+    assert seen.classes()[1] == {"unmatched": 99, "rule": 1}
+    assert len(seen.cache._running) == 1
+
+
+class OtherRadixCache(UnifiedRadixCache):
+    """A cache of another version: it takes and returns other things."""
+
+    def checkpoint_into_tree(self, up_to: Any) -> str:  # type: ignore[override]
+        return "inserted"
+
+    def _evict(self, num_tokens: int) -> int:
+        return num_tokens
+
+
+@pytest.mark.parametrize("method", ["checkpoint_into_tree", "_evict", "prepare_for_extend"])
+def test_a_method_of_another_version_costs_the_forensics_and_not_the_engine(
+    tmp_path: Path, method: str
+) -> None:
+    seen = Seen(tmp_path)
+    tree = OtherRadixCache()
+    seen.hooks._tree_id = id(tree)
+    if method == "prepare_for_extend":
+        assert seen.placed["batch.prepare_for_extend"](lambda batch: batch, 7) == 7
+    else:
+        assert seen.call(method, tree, 7) == ("inserted" if method != "_evict" else 7)
+    assert seen.probe.on
+    seen.probe.close()
+    (what,) = of(ProbeHealth, Path(str(seen.probe.path)))[-1].unsupported
+    assert what.startswith(("cache forensics: AttributeError", "cache forensics: TypeError"))
+
+
+def test_a_tree_of_another_version_costs_the_forensics_alone(tmp_path: Path) -> None:
+    tree = UnifiedRadixCache()
+    del tree.disable
+    seen = Seen(tmp_path, tree)
+    assert seen.recorder is None
+    seen.probe.close()
+    (what,) = of(ProbeHealth, Path(str(seen.probe.path)))[-1].unsupported
+    assert what.startswith("cache forensics: AttributeError")

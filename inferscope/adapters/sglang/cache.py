@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inferscope.adapters.sglang.state import MARK, Followed
+from inferscope.host_signals import pass_on
 from inferscope.prefix import block_keys, first_key, packed
 from inferscope.probe import CacheWatch, Probe
 
@@ -32,7 +33,7 @@ _TREE = "UnifiedRadixCache"
 
 
 class CacheRecorder:
-    """Recorder of one scheduler's radix cache; its methods do not raise."""
+    """Recorder of one scheduler's radix cache; of its methods `arrived` does not raise."""
 
     def __init__(self, watch: CacheWatch, *, block_tokens: int, off: str) -> None:
         """Record by a watch.
@@ -50,7 +51,7 @@ class CacheRecorder:
         self._running: dict[int, list[int]] = {}
         """Block keys of the prompts of running requests, by index."""
         self._makes_room_for: Sequence[Any] = ()
-        self._owners: list[int] = []
+        self._owners: tuple[int, ...] = ()
         """Indices of the requests for which room is being made."""
         self._nodes = NodeKeys(block_tokens)
 
@@ -85,17 +86,18 @@ class CacheRecorder:
         for table in (self._prefills, self._running):
             table[followed.index] = keys
             if len(table) > _MOST_RUNNING:  # they ended without a hook
-                del table[next(iter(table))]
+                table.pop(next(iter(table)), None)
 
-    def inserted(self, request: Any, up_to: int) -> None:
+    def inserted(self, _: Any, /, req: Any, up_to: int, **__: Any) -> None:
         """Note that the first tokens of a request are in the tree."""
-        followed = getattr(request, MARK, None)
-        if followed is None or self._off:
-            return
-        try:
-            self._inserted(request, followed.index, up_to)
-        except Exception as error:
-            self._watch.fail(error)
+        followed = getattr(req, MARK, None)
+        if followed is not None and not self._off:
+            self._inserted(req, followed.index, up_to)
+
+    def ended(self, index: int) -> None:
+        """Drop what is kept of a request: one that is aborted is put into no tree."""
+        self._prefills.pop(index, None)
+        self._running.pop(index, None)
 
     def _inserted(self, request: Any, index: int, up_to: int) -> None:
         keys = self._running.get(index, [])
@@ -122,32 +124,30 @@ class CacheRecorder:
     def evicting(self) -> None:
         """Note that room is about to be made for the batch."""
         marks = [getattr(request, MARK, None) for request in self._makes_room_for]
-        self._owners = [followed.index for followed in marks if followed is not None]
-        self._watch.make_room_for(*(self._owners or [-1]))
+        self._owners = tuple([followed.index for followed in marks if followed is not None])
+        self._watch.make_room_for(*(self._owners or (-1,)))
 
     def removed(self, node: Any) -> None:
         """Note a node that is being evicted."""
-        if self._off:
-            return
-        try:
+        if not self._off:
             for key in self._nodes.of(node):
                 self._watch.evicted(key)
-        except Exception as error:
-            self._watch.fail(error)
 
-    def evicted(self, num_tokens: int) -> None:
+    def evicted(self, result: Any) -> None:
         """Note how many tokens left the tree; those in a batch share them."""
+        num_tokens = result.num_tokens_evicted
         if num_tokens:
-            share = -(-num_tokens // max(1, len(self._owners)))
-            for owner in self._owners or [-1]:
-                self._watch.make_room_for(owner)
-                self._watch.evicted_tokens(share)
+            self._watch.evicted_tokens(num_tokens, self._owners or (-1,))
         self._watch.make_room_for(-1)
 
     def cleared(self) -> None:
         """Note that the tree is empty."""
         self._prefills.clear()
         self._watch.cleared()
+
+    def fail(self, error: Exception) -> None:
+        """End the forensics: a hook has failed."""
+        self._watch.fail(error)
 
 
 class NodeKeys:
@@ -222,6 +222,14 @@ class CacheHooks:
         if tree is None:
             probe.unsupported(f"{FEATURE}: the scheduler has no tree_cache")
             return None
+        try:
+            return self._opened(scheduler, tree, probe)
+        except Exception as error:
+            pass_on(error)
+            probe.unsupported(f"{FEATURE}: {type(error).__name__}: {error}")
+            return None
+
+    def _opened(self, scheduler: Any, tree: Any, probe: Probe) -> CacheRecorder | None:
         page = int(scheduler.page_size)
         block_tokens = page if page > _GRID or _GRID % page else _GRID
         watch = CacheWatch.open(
@@ -240,47 +248,59 @@ class CacheHooks:
     def _of(self, tree: Any) -> CacheRecorder | None:
         return self.recorder if id(tree) == self._tree_id else None
 
-    def _checkpoint(self, original: Any, tree: Any, req: Any, *args: Any, **kw: Any) -> Any:
-        result = original(tree, req, *args, **kw)
+    # A hook takes what SGLang passes, and reads it behind a guard: a method of another version
+    # costs the forensics alone.
+
+    def _checkpoint(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
+        result = original(tree, *args, **kw)
         recorder = self._of(tree)
         if recorder is not None:
-            self._run(recorder.inserted, req, kw["up_to"] if "up_to" in kw else args[0])
+            self._run(_record, recorder, recorder.inserted, tree, *args, **kw)
         return result
 
     def _evict(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
         recorder = self._of(tree)
         if recorder is None:
             return original(tree, *args, **kw)
-        self._run(recorder.evicting)
+        self._run(_record, recorder, recorder.evicting)
         self._evicting = recorder
         try:
             result = original(tree, *args, **kw)
         finally:
             self._evicting = None
-        self._run(recorder.evicted, result.num_tokens_evicted)
+        self._run(_record, recorder, recorder.evicted, result)
         return result
 
     def _remove(self, original: Any, events: Any, node: Any, *args: Any, **kw: Any) -> Any:
-        if self._evicting is not None:
-            self._run(self._evicting.removed, node)
+        recorder = self._evicting
+        if recorder is not None:
+            self._run(_record, recorder, recorder.removed, node)
         return original(events, node, *args, **kw)
 
     def _reset(self, original: Any, tree: Any, *args: Any, **kw: Any) -> Any:
         result = original(tree, *args, **kw)
         recorder = self._of(tree)
         if recorder is not None:
-            self._run(recorder.cleared)
+            self._run(_record, recorder, recorder.cleared)
         return result
 
     def _prepare(self, original: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         recorder = self.recorder
         if recorder is None:
             return original(batch, *args, **kw)
-        self._run(recorder.preparing, batch)
+        self._run(_record, recorder, recorder.preparing, batch)
         try:
             return original(batch, *args, **kw)
         finally:
             recorder.prepared()
+
+
+def _record(recorder: CacheRecorder, hook: Callable[..., None], *args: Any, **kw: Any) -> None:
+    """Call a hook of the recorder; a fault in it ends the forensics."""
+    try:
+        hook(*args, **kw)
+    except Exception as error:
+        recorder.fail(error)
 
 
 def _reason_off(tree: Any) -> str:

@@ -98,7 +98,7 @@ class SchedulerWatch:
         self._graph_sizes = sorted(graph_sizes)
         self._adapter_of = adapter_of
         self.now_ns = (clock or SystemClock()).monotonic_ns
-        self._end = end_left
+        self._end_reason = end_left
         self.cache: CacheRecorder | None = None
         self.deferred = Deferred(probe)
         self._is_deferring = is_deferring
@@ -169,7 +169,7 @@ class SchedulerWatch:
             followed.has_ended = True
             self._break_up_team()  # it holds the engine's own objects
             if self._is_core:
-                self.probe.finished(followed.index, reason, at_ns=at_ns)
+                self._end(followed.index, reason, at_ns)
 
     def _end_left(self) -> None:
         """Report the ends that no hook saw: with all hooks, of clients that left in the queue."""
@@ -177,7 +177,12 @@ class SchedulerWatch:
         while left:
             index = left.popleft()
             if self._is_core:
-                self.probe.finished(index, self._end)
+                self._end(index, self._end_reason, None)
+
+    def _end(self, index: RequestIndex, reason: str, at_ns: int | None) -> None:
+        self.probe.finished(index, reason, at_ns=at_ns)
+        if self.cache is not None:
+            self.cache.ended(index)
 
     # --- batches ------------------------------------------------------------------------------
 
