@@ -697,6 +697,25 @@ def test_steps_that_were_planned_where_no_hook_is_leave_a_ring_that_reports_it(
     assert health.unsupported[0].startswith("the scheduler: ")
 
 
+def test_evictions_of_a_scheduler_that_is_observed_no_longer_are_not_kept(rings: Path) -> None:
+    patches = Patches("vLLM")
+    hooks = CoreHooks(patches)
+    hooks.install(Scheduler)
+    try:
+        scheduler = Scheduler(toy_vllm.config(Options()))
+        assert hooks.kept is not None
+        recorder, pool = hooks.kept.core.cache, scheduler.kv_cache_manager.block_pool
+        assert recorder is not None
+        for number in range(2):
+            pool.cached_block_hash_to_block[b"key"] = object()
+            assert pool._maybe_evict_cached_block(SimpleNamespace(block_hash=b"key", block_id=1))
+            assert len(recorder.evicted) == 1
+            if not number:
+                hooks.unplanned(hooks.kept)
+    finally:
+        patches.restore()
+
+
 @pytest.mark.parametrize("missing", ["set_pause_state", "shutdown"])
 def test_a_hook_of_one_feature_costs_that_feature_alone(
     rings: Path, monkeypatch: pytest.MonkeyPatch, missing: str

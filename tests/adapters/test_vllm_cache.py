@@ -202,3 +202,72 @@ def test_a_disabled_probe_needs_no_recorder(tmp_path: Path) -> None:
     seen = Observed(tmp_path)
     assert CacheHooks().install(seen.patches, seen.scheduler, Probe.disabled()) is None
     seen.patches.restore()
+
+
+class OtherPool(BlockPool):
+    """A pool of another version: its blocks have neither hash nor number."""
+
+    def _maybe_evict_cached_block(self, block: Any, *, reason: str = "") -> bool:
+        return bool(reason)
+
+
+def test_an_eviction_of_another_version_costs_the_forensics_and_not_the_engine(
+    tmp_path: Path,
+) -> None:
+    seen = Observed(tmp_path)
+    seen.manager.block_pool = pool = OtherPool(101, lambda: 100)
+    assert seen.install() is not None
+    assert pool._maybe_evict_cached_block(object(), reason="room") is True
+    assert pool._maybe_evict_cached_block(object()) is False
+    assert not seen.patches.is_off
+    seen.patches.restore()
+    seen.probe.close()
+    (what,) = of(ProbeHealth, Path(str(seen.probe.path)))[-1].unsupported
+    assert what.startswith("cache forensics: AttributeError")
+
+
+def test_a_pool_of_another_version_costs_the_forensics_alone(seen: Observed) -> None:
+    del seen.pool.hash_block_size
+    assert seen.patches.run(seen.install) is None
+    assert not seen.patches.is_off
+    seen.probe.close()
+    (what,) = of(ProbeHealth, Path(str(seen.probe.path)))[-1].unsupported
+    assert what.startswith("cache forensics: AttributeError")
+
+
+def test_blocks_may_be_evicted_while_an_overdue_plan_is_recorded(seen: Observed) -> None:
+    recorder = seen.install()
+    assert recorder is not None
+    seen.request("one", [hash_of("x")])
+    seen.evict(hash_of("a"), 1)
+
+    read_by_hook = recorder.evicted
+
+    def index_of(name: str) -> int | None:  # the engine's thread goes on, beside the probe's
+        read_by_hook.append((hash_of("b") + GROUP, 2))
+        return seen.index_of(name)
+
+    recorder.planned(step({"one": [1]}, {}), index_of)
+    recorder.planned(step({"one": [2]}, {}), seen.index_of)
+    request = seen.request("r", [hash_of("a"), hash_of("b")])
+    recorder.arrived(request, request.index, 0, seen.requests)
+    assert classes(seen.lookups()[0]) == {"evicted": 8, "rounding": 1}
+
+
+def test_the_block_that_eagle_computes_again_is_a_rule_and_not_evicted(seen: Observed) -> None:
+    seen.scheduler.use_eagle_block_drop = True
+    recorder = seen.install()
+    assert recorder is not None
+    hashes = [hash_of("a"), hash_of("b"), hash_of("c")]
+    seen.request("one", [])
+    seen.evict(hash_of("b"), 1)  # and cached again since then
+    seen.evict(hash_of("c"), 2)
+    recorder.planned(step({"one": [1, 2]}, {}), seen.index_of)
+    whole = seen.request("whole", hashes)
+    recorder.arrived(whole, whole.index, 2 * BLOCK, seen.requests)
+    half = seen.request("half", [*hashes, hash_of("d")])
+    recorder.arrived(half, half.index, BLOCK, seen.requests)
+    assert [classes(lookup) for lookup in seen.lookups()] == [
+        {"hit": 8, "rule": 4, "rounding": 1},
+        {"hit": 4, "evicted": 4, "unmatched": 4, "rule": 4, "rounding": 1},
+    ]

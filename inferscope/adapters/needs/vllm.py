@@ -103,7 +103,7 @@ VLLM = Engine(
         Feature(
             "cache forensics",
             (
-                Place(f"{_POOL}._maybe_evict_cached_block", ("block",), is_open=False),
+                Place(f"{_POOL}._maybe_evict_cached_block", ("block",)),
                 Place(f"{_POOL}.reset_prefix_cache", is_open=False),
             ),
             (

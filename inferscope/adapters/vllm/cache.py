@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inferscope.adapters.patching import Around, Direct, Patches
+from inferscope.host_signals import pass_on
 from inferscope.probe import CacheWatch, Probe
 
 FEATURE = "cache forensics"
@@ -30,7 +31,15 @@ class CacheRecorder:
         evicted: hashes that were evicted since the last flush, each with the block's number.
     """
 
-    def __init__(self, watch: CacheWatch, *, block_tokens: int, suffix: bytes, off: str) -> None:
+    def __init__(
+        self,
+        watch: CacheWatch,
+        *,
+        block_tokens: int,
+        suffix: bytes,
+        off: str,
+        num_dropped: int = 0,
+    ) -> None:
         """Record by a watch.
 
         Args:
@@ -38,12 +47,14 @@ class CacheRecorder:
             block_tokens: tokens of a block.
             suffix: what the pool appends to a block's hash: the group of layers.
             off: reason why no prompt is looked up; empty if prompts are.
+            num_dropped: last tokens of each hit that are computed again for the drafts' model.
         """
         self.evicted: deque[tuple[Any, int]] = deque(maxlen=_MOST_EVICTED)
         self._watch = watch
         self._block_tokens = block_tokens
         self._suffix = suffix
         self._off = off
+        self._num_dropped = num_dropped
         self._prefills: dict[str, tuple[int, list[bytes]]] = {}
         """Index and block keys of requests whose prompts are not computed yet, by id."""
 
@@ -51,16 +62,22 @@ class CacheRecorder:
         """Note a reset of the cache that held these blocks."""
         self._watch.cleared(keys)
 
+    def fail(self, error: Exception) -> None:
+        """End the forensics: a hook has failed."""
+        self._watch.fail(error)
+
     def planned(self, output: Any, index_of: Callable[[str], int | None]) -> None:
         """Note the evictions of a planned step, each with the request that has the block now."""
-        evicted, self.evicted = self.evicted, deque(maxlen=_MOST_EVICTED)
+        evicted = self.evicted
         if not evicted:
             return
         watch = self._watch
         try:
             owner_by_block = _owners(output)
             owner: str | None = ""
-            for key, block in evicted:
+            # Not an iteration: on an overdue flush the engine's thread may add more meanwhile.
+            for _ in range(len(evicted)):
+                key, block = evicted.popleft()
                 if owner_by_block.get(block) != owner:
                     owner = owner_by_block.get(block)
                     index = None if owner is None else index_of(owner)
@@ -68,6 +85,7 @@ class CacheRecorder:
                 watch.evicted(key)
             watch.make_room_for(-1)
         except Exception as error:
+            self.evicted.clear()
             watch.fail(error)
 
     def arrived(self, request: Any, index: Any, hit: int, requests: Any) -> None:
@@ -93,7 +111,8 @@ class CacheRecorder:
         if off:
             self._watch.not_asked(index, num_tokens=num_tokens, hit=hit, reason=off)
             return
-        hashes = request.block_hashes[: num_tokens // self._block_tokens]
+        width = self._block_tokens
+        hashes = request.block_hashes[: num_tokens // width]
         suffix = self._suffix
         keys = [one + suffix for one in hashes]
         for request_id in [name for name in self._prefills if _is_computed(requests.get(name))]:
@@ -105,6 +124,8 @@ class CacheRecorder:
             keys=keys,
             raw_keys=b"".join(hashes),
             pending=self._prefills.values(),
+            num_reusable=max(0, (num_tokens - 1) // width * width - self._num_dropped),
+            num_dropped=self._num_dropped,
             since_ns=since_ns,
         )
         if not _is_computed(request):
@@ -125,6 +146,14 @@ class CacheHooks:
     def install(self, patches: Patches, scheduler: Any, probe: Probe) -> CacheRecorder | None:
         """Hook the pool of a scheduler; return its recorder, None if nothing can be recorded."""
         self._recorder = None
+        try:
+            return self._installed(patches, scheduler, probe)
+        except Exception as error:
+            pass_on(error)
+            patches.unsupported(f"{FEATURE}: {type(error).__name__}: {error}")
+            return None
+
+    def _installed(self, patches: Patches, scheduler: Any, probe: Probe) -> CacheRecorder | None:
         manager = scheduler.kv_cache_manager
         missing = [name for name in _NEEDED if not hasattr(manager, name)]
         if missing:
@@ -152,18 +181,24 @@ class CacheHooks:
             block_tokens=block_tokens,
             suffix=bytes(4),  # the first group
             off=_reason_off(scheduler),
+            num_dropped=block_tokens if _drops_blocks(scheduler) else 0,
         )
         return self._recorder
 
     def _evict(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        def _maybe_evict_cached_block(pool: Any, block: Any) -> Any:
+        def _maybe_evict_cached_block(pool: Any, block: Any, *args: Any, **kw: Any) -> Any:
             recorder = self._recorder
             if recorder is None or self._pool_id != id(pool):
-                return original(pool, block)
-            key = block.block_hash
-            is_evicted = call(pool, block)
+                return original(pool, block, *args, **kw)
+            try:
+                noted = block.block_hash, block.block_id
+            except Exception as error:
+                self._recorder = None
+                recorder.fail(error)
+                return original(pool, block, *args, **kw)
+            is_evicted = call(pool, block, *args, **kw)
             if is_evicted:
-                recorder.evicted.append((key, block.block_id))
+                recorder.evicted.append(noted)
             return is_evicted
 
         return _maybe_evict_cached_block
@@ -194,6 +229,12 @@ def _reason_off(scheduler: Any) -> str:
     if groups[0].kv_cache_spec.block_size != manager.block_pool.hash_block_size:
         return "blocks are hashed in smaller parts"
     return ""
+
+
+def _drops_blocks(scheduler: Any) -> bool:
+    """Return whether the last block of a hit is computed again: EAGLE needs its hidden states."""
+    drops = getattr(scheduler, "use_eagle_block_drop", None)
+    return bool(getattr(scheduler, "use_eagle", False) if drops is None else drops)
 
 
 def _owners(output: Any) -> dict[int, str]:

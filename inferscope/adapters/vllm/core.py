@@ -266,6 +266,7 @@ class CoreHooks:
     def unplanned(self, kept: Kept) -> None:
         """Report that a scheduler plans its steps outside the hooked method."""
         self.kept = None
+        self._cache.forget()
         what = f"{SCHEDULER}: its steps are not planned by its method schedule"
         self._patches.unsupported(what)
         kept.core.probe.unsupported(what, is_everything=True)
