@@ -39,7 +39,7 @@ BUDGET = 256
 class VllmRig(Probes):
     """A scheduler of vLLM's, hooked as in a server."""
 
-    block_tokens = 16
+    block_tokens = page_tokens = 16
 
     def __init__(self, folder: Path, *, num_blocks: int, model: str) -> None:
         import vllm

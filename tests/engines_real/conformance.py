@@ -49,6 +49,7 @@ FEATURES = (
     "every step joined and conserved, every ledger closed",
     "chunked and mixed prefill",
     "prefix cache",
+    "why a prompt missed the prefix cache",
     "preemption and recompute",
     "speculative decoding (n-gram)",
     "overlapped scheduling, and without",
