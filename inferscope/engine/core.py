@@ -52,6 +52,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_FAILED_STEPS = 10
 """Number of consecutive failed steps after which the loop ends: the engine is at fault."""
+_SWEEP_S = 0.1
+"""Seconds between looks for shared KV that was read, while the loop has no work."""
+_STALLED_S = 0.005
+"""Seconds between those looks while prompts wait for shared memory."""
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -135,9 +139,15 @@ class Engine:
             runner = Runner.of(model, options, num_blocks=num_blocks)
         self._runner = runner
         self.outbox: Outbox | None = None
+        self._is_stalled = False
         if options.role == "prefill":
             assert isinstance(runner, Runner), "a worker's KV cannot be shared"
-            self.outbox = Outbox(runner.read_kv)
+            self.outbox = Outbox(
+                runner.read_kv,
+                token_bytes=model.kv_token_bytes,
+                capacity_bytes=num_blocks * options.block_tokens * model.kv_token_bytes,
+            )
+            self.scheduler.may_admit = self._can_share
         self._end_of_thinking = options.end_of_thinking
         if self._end_of_thinking is None:
             self._end_of_thinking = model.config.end_of_thinking
@@ -290,7 +300,7 @@ class Engine:
         """Run one step and return the outputs of its requests.
 
         With overlap, launch one step and return the outputs of the one before. If a step raises,
-        its requests end with an error.
+        its requests end with an error. A prefill engine runs none while shared memory has no room.
 
         Raises:
             WorkerLost: the worker has exited; no further step can run.
@@ -299,13 +309,17 @@ class Engine:
         if self._deferred.probe is not self.probe:
             self._begin_recording()
         outputs = self._take_inbox()
+        if self.outbox is not None:
+            self.outbox.sweep()
         if self._flights and not self.scheduler.has_room:
             outputs += self._commit()
         start_ns = time.monotonic_ns()
         plan = self.scheduler.schedule()
         end_ns = time.monotonic_ns()
-        is_stuck = self._requests and not self._flights and not plan.slices
-        assert not is_stuck, "requests are waiting and none can run"
+        self._is_stalled = bool(self._requests) and not (self._flights or plan.slices)
+        assert not self._is_stalled or self.outbox is not None, (
+            "requests are waiting and none can run"
+        )
         if plan.slices:
             self._deferred.add(start_ns, self._record_plan, self._step, plan, start_ns, end_ns)
             if not self._runner.is_asynchronous:
@@ -341,6 +355,12 @@ class Engine:
         return [tokens_by_id[request_id] for request_id in request_ids]
 
     # --- internals ----------------------------------------------------------------------------
+
+    def _can_share(self, request: Request) -> bool:
+        """Return whether shared memory has room for a prompt's KV beside that of running ones."""
+        assert self.outbox is not None
+        prompts = [each.num_prompt for each in self.scheduler.running]
+        return self.outbox.has_room([*prompts, request.num_prompt])
 
     def _begin_recording(self) -> None:
         """Record by the probe that is set now."""
@@ -590,6 +610,8 @@ class Engine:
 
     def _finish(self, request: Request, reason: Finish) -> None:
         self.scheduler.remove(request)
+        if request.received is not None:
+            request.received.discard()
         del self._requests[request.request_id]
         self._live_ids.discard(request.request_id)
         self._totals.finished[reason] += 1
@@ -626,10 +648,16 @@ class Engine:
 
     def _wait_for_work(self) -> bool:
         """Wait for work; return False when the engine is closing."""
-        if self.has_work and not self._is_closing:
+        if self.has_work and not self._is_stalled and not self._is_closing:
             return True
         with self._wake:
-            self._wake.wait_for(lambda: self.has_work or self._is_closing)
+            if self._is_stalled:
+                self._wake.wait(_STALLED_S)
+            while not (self.has_work or self._is_closing):
+                shared = self.outbox is not None and self.outbox.num_bytes
+                self._wake.wait(_SWEEP_S if shared else None)
+                if self.outbox is not None:
+                    self.outbox.sweep()
             return not self._is_closing
 
 

@@ -233,7 +233,7 @@ class Runner:
         for request in plan.admitted:
             if request.received is not None:
                 start = request.num_published * self._block_tokens
-                content, request.received = request.received.content, None
+                content, request.received = request.received.read(), None
                 self._attention.kv.write_tokens(request.blocks, start, content)
         if self._copied is not None:
             # The device may not have read the buffers of the step before yet.

@@ -10,6 +10,7 @@ running requests behind it can spare.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -52,12 +53,17 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scheduler:
-    """Scheduler of queued and running requests over one block pool."""
+    """Scheduler of queued and running requests over one block pool.
+
+    Attributes:
+        may_admit: Condition besides blocks under which a queued request is admitted; None for none.
+    """
 
     def __init__(
         self, pool: BlockPool, *, token_budget: int, max_running: int, prefix_cache: bool
     ) -> None:
         self.pool = pool
+        self.may_admit: Callable[[Request], bool] | None = None
         # Ordered, with removal of any request in O(1).
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: list[Request] = []
@@ -222,6 +228,8 @@ class Scheduler:
         return match
 
     def _fits(self, request: Request, match: Match) -> bool:
+        if self.may_admit is not None and not self.may_admit(request):
+            return False
         # All known tokens must fit, not only the first chunk, plus one block for each running
         # request. Otherwise it would be preempted within a few steps, and its work lost.
         missing = self.pool.blocks_for(len(request.tokens)) - len(match.blocks)

@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from inferscope.engine import (
     BadRequest,
     Engine,
     EngineOptions,
+    Output,
     Request,
     Sampling,
     disagg,
@@ -41,6 +44,8 @@ PROMPT = list(range(40))
 
 def prefilled(engine: Engine, prompts: list[list[int]]) -> list[KvHandle]:
     """Prefill prompts together; return the handles of their KV."""
+    assert engine.outbox is not None
+    engine.outbox.capacity_bytes = 1 << 30  # none is read before the last is shared
     ids = [engine.submit(prompt, Sampling(max_tokens=1)) for prompt in prompts]
     found: dict[str, KvHandle] = {}
     while engine.has_work:
@@ -129,13 +134,13 @@ def test_the_kv_that_arrives_is_the_kv_that_was_computed(
     token_bytes = sender.model.config.kv_token_bytes(element_bytes)
     assert handle.num_bytes == handle.num_tokens * token_bytes
 
-    received = receive(handle)
-    receiver.submit(PROMPT, Sampling(max_tokens=8), received=received)
+    content = Path(f"/proc/{handle.pid}/fd/{handle.descriptor}").read_bytes()
+    receiver.submit(PROMPT, Sampling(max_tokens=8), received=receive(handle))
     (output,) = receiver.step()
     blocks = output.request.blocks
     there = receiver._runner.read_kv(blocks, handle.num_tokens)  # type: ignore[attr-defined]
-    assert bytes(there) == bytes(received.content)
-    assert any(received.content)
+    assert bytes(there) == content
+    assert any(content)
 
 
 def test_prompt_without_kv_to_hand_over_is_refused(load: Callable[..., Engine]) -> None:
@@ -153,11 +158,13 @@ def test_blocks_that_the_decode_engine_has_cached_are_not_written(
     sender, receiver = load("prefill"), load("decode")
     (expected,) = receiver.generate([PROMPT], Sampling(max_tokens=8))  # 2 of 3 blocks are cached
     (handle,) = prefilled(sender, [PROMPT])
-    received = receive(handle)
-    kv = torch.frombuffer(received.content, dtype=torch.float32)
-    layers = receiver.model.config.num_layers
-    kv.view(layers, 2, handle.num_tokens, -1)[:, :, :32] = float("nan")
-    request_id = receiver.submit(PROMPT, Sampling(max_tokens=8), received=received)
+    with open(f"/proc/{handle.pid}/fd/{handle.descriptor}", "r+b") as file:
+        kv = torch.frombuffer(bytearray(file.read()), dtype=torch.float32)
+        layers = receiver.model.config.num_layers
+        kv.view(layers, 2, handle.num_tokens, -1)[:, :, :32] = float("nan")
+        file.seek(0)
+        file.write(kv.numpy().tobytes())
+    request_id = receiver.submit(PROMPT, Sampling(max_tokens=8), received=receive(handle))
     tokens = []
     while receiver.has_work:
         for output in receiver.step():
@@ -167,7 +174,7 @@ def test_blocks_that_the_decode_engine_has_cached_are_not_written(
     assert receiver.pool.num_used == 0
 
 
-def test_received_kv_holds_no_block_before_admission(
+def test_received_kv_holds_neither_block_nor_memory_before_admission(
     load: Callable[..., Engine],
 ) -> None:
     sender, receiver = load("prefill"), load("decode", num_blocks=4)
@@ -180,6 +187,10 @@ def test_received_kv_holds_no_block_before_admission(
     receiver.step()
     assert [request.request_id for request in receiver.scheduler.waiting] == [second]
     assert not next(iter(receiver.scheduler.waiting)).blocks
+    assert [Path(f"/proc/self/fd/{each.descriptor}").stat().st_size for each in handles] == [
+        0,
+        handles[1].num_bytes,  # still where the prefill engine counts it
+    ]
     tokens: dict[str, list[int]] = {first: [], second: []}
     while receiver.has_work:
         for output in receiver.step():
@@ -200,16 +211,71 @@ def test_a_cancelled_request_leaves_no_blocks(
     while receiver.has_work:
         receiver.step()
     assert receiver.pool.num_used == 0
+    assert sender.outbox is not None
+    sender.outbox.sweep()
+    assert descriptors(os.getpid()) == []
+
+
+@pytest.mark.parametrize("capacity_prompts", [0, 1, 3])
+def test_prompts_wait_while_shared_memory_is_full(
+    load: Callable[..., Engine], capacity_prompts: int
+) -> None:
+    sender = load("prefill", prefix_cache=False)
+    outbox, token_bytes = sender.outbox, sender.model.kv_token_bytes
+    assert outbox is not None
+    assert outbox.capacity_bytes == sender.pool.num_blocks * 16 * token_bytes
+    outbox.capacity_bytes = capacity_prompts * len(PROMPT) * token_bytes
+    ids = [sender.submit(PROMPT[idx:], Sampling(max_tokens=1)) for idx in range(8)]
+    unread: list[KvHandle] = []
+    finished, most = [], 0
+    while sender.has_work:
+        outputs = sender.step()
+        finished += [output.request.request_id for output in outputs]
+        unread += [output.kv for output in outputs if output.kv is not None]
+        most = max(most, len(unread))
+        assert outbox.num_bytes <= max(outbox.capacity_bytes, len(PROMPT) * token_bytes)
+        if not outputs:  # the decode engine is slower
+            receive(unread.pop(0)).read()
+    assert finished == ids
+    assert most == max(1, capacity_prompts)
+    outbox.close()
+
+
+def test_a_waiting_loop_continues_once_shared_memory_is_read(load: Callable[..., Engine]) -> None:
+    sender = load("prefill")
+    assert sender.outbox is not None
+    sender.outbox.capacity_bytes = 0
+    found: SimpleQueue[Output] = SimpleQueue()
+    sender.start(lambda outputs: [found.put(output) for output in outputs] and None)
+    first, second, third = (sender.submit(PROMPT, Sampling(max_tokens=1)) for _ in range(3))
+    output = found.get(timeout=60)
+    assert output.request.request_id == first
+    before_s = time.process_time()
+    with pytest.raises(Empty):
+        found.get(timeout=0.5)
+    assert time.process_time() - before_s < 0.25  # it sleeps
+    sender.cancel(second)
+    assert found.get(timeout=60).finish == "client_cancel"
+    assert output.kv is not None
+    receive(output.kv).discard()
+    output = found.get(timeout=60)
+    assert (output.request.request_id, output.finish) == (third, "length")
+    assert output.kv is not None
+    discard(output.kv)
+    deadline_s = time.monotonic() + 60
+    while descriptors(os.getpid()):  # without a step
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 # --- shared memory --------------------------------------------------------------------------------
 
 
 def test_memory_is_freed_once_read_and_can_be_read_once() -> None:
-    outbox = disagg.Outbox(lambda blocks, num_tokens: memoryview(b"kv" * num_tokens))
+    outbox = new_outbox()
     handle = shared(outbox, 50)
     assert len(descriptors(os.getpid())) == 1
-    assert receive(handle).content == b"kv" * 50
+    assert receive(handle).read() == b"kv" * 50
     with pytest.raises(TransferFailed, match="0 of 100 bytes"):
         receive(handle)
     outbox.sweep()
@@ -219,7 +285,7 @@ def test_memory_is_freed_once_read_and_can_be_read_once() -> None:
 
 
 def test_memory_that_nothing_reads_is_freed_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox = disagg.Outbox(lambda blocks, num_tokens: memoryview(b"kv" * num_tokens))
+    outbox = new_outbox()
     handle = shared(outbox, 8)
     outbox.sweep()
     assert len(descriptors(os.getpid())) == 1
@@ -235,8 +301,62 @@ def test_memory_that_nothing_reads_is_freed_after_its_time(monkeypatch: pytest.M
     assert descriptors(os.getpid()) == []
 
 
+def test_memory_is_kept_past_its_time_for_a_reader_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disagg, "UNREAD_S", 0.0)
+    outbox = new_outbox()
+    handle = shared(outbox, 8)
+    received = receive(handle)
+    with pytest.raises(TransferFailed, match="Send the request again"):
+        receive(handle)  # it has one reader
+    outbox.sweep()
+    assert outbox.num_bytes == 16
+    assert received.read() == b"kv" * 8
+    outbox.sweep()
+    assert outbox.num_bytes == 0
+
+
+def test_memory_is_freed_after_its_time_if_its_reader_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = (
+        "import msgspec, sys, time; from inferscope.engine.disagg import KvHandle, receive;"
+        "held = receive(msgspec.json.decode(sys.argv[1], type=KvHandle));"
+        "print('has it', flush=True); time.sleep(60)"
+    )
+    monkeypatch.setattr(disagg, "UNREAD_S", 0.0)
+    outbox = new_outbox()
+    words = [sys.executable, "-c", script, msgspec.json.encode(shared(outbox, 8)).decode()]
+    with child(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"has it\n"
+        outbox.sweep()
+        assert outbox.num_bytes == 16
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    outbox.sweep()
+    assert outbox.num_bytes == 0
+    assert descriptors(os.getpid()) == []
+
+
+def test_a_reader_has_its_memory_after_the_sender_has_closed() -> None:
+    outbox = new_outbox()
+    received = receive(shared(outbox, 8))
+    outbox.close()
+    assert received.read() == b"kv" * 8
+
+
+def test_number_of_files_is_limited() -> None:
+    outbox = new_outbox()
+    while outbox.has_room([2]):
+        shared(outbox, 1)
+    assert len(descriptors(os.getpid())) == 256
+    outbox.close()
+
+
 def test_a_reused_descriptor_is_not_read() -> None:
-    outbox = disagg.Outbox(lambda blocks, num_tokens: memoryview(b"kv" * num_tokens))
+    outbox = new_outbox()
     first = shared(outbox, 4)
     discard(first)
     outbox.sweep()
@@ -244,14 +364,15 @@ def test_a_reused_descriptor_is_not_read() -> None:
     assert second.descriptor == first.descriptor
     with pytest.raises(TransferFailed, match="no longer shared"):
         receive(first)
-    assert receive(second).content == b"kv" * 4
+    assert receive(second).read() == b"kv" * 4
     outbox.close()
 
 
 def test_memory_of_a_killed_engine_is_gone() -> None:
     script = (
         "import msgspec, time; from inferscope.engine.disagg import Outbox;"
-        "outbox = Outbox(lambda blocks, num: memoryview(b'kv' * num));"
+        "outbox = Outbox(lambda blocks, num: memoryview(b'kv' * num), token_bytes=2, "
+        "capacity_bytes=1000);"
         "print(msgspec.json.encode(outbox.share('r', [], 4)).decode(), flush=True); time.sleep(60)"
     )
     with child([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
@@ -290,8 +411,17 @@ def test_a_prompt_that_cannot_be_shared_fails_alone(
     assert engine.pool.num_used == 0
 
 
+def new_outbox() -> disagg.Outbox:
+    """Return an outbox of content of two bytes per token."""
+    return disagg.Outbox(
+        lambda blocks, num_tokens: memoryview(b"kv" * num_tokens),
+        token_bytes=2,
+        capacity_bytes=10_000,
+    )
+
+
 def shared(outbox: disagg.Outbox, num_tokens: int) -> KvHandle:
-    """Share content of two bytes per token."""
+    """Share the content of a number of tokens."""
     handle = outbox.share("request", [], num_tokens)
     assert handle is not None
     return handle

@@ -143,8 +143,6 @@ class Core:
                 self._receive(self._inbox.recv_multipart())
             self._send_welcomes()
             self._report_stuck()
-            if self._engine.outbox is not None:
-                self._engine.outbox.sweep()
         self._engine.close()
         for link in self._links.values():
             link.close(linger_ms=LINGER_MS)
@@ -241,6 +239,8 @@ class Core:
                 cache_salt=submission.cache_salt,
             )
         except InferScopeError as error:
+            if received is not None:
+                received.discard()
             self._link_of.pop(submission.request_id, None)
             self._refuse(identity, submission, _kind_of(error), str(error))
         if link.is_broken:  # the loop's thread may have cancelled before this entry existed
