@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -83,32 +83,46 @@ class Site(NamedTuple):
 
 @contextmanager
 def serving(peers: Path, folder: Path, *, is_observed: bool) -> Iterator[Site]:
-    """Start a server; stop its processes until they are needed."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    vllm, checkpoint = peers / "venvs" / "vllm" / "bin" / "vllm", peers / "tiny-qwen2"
-    words = [str(vllm), "serve", str(checkpoint), *_OPTIONS, "--port", str(port)]
+    """Start a vLLM; stop its processes until they are needed."""
+    words = [*vllm_words(peers), str(peers / "tiny-qwen2"), *_OPTIONS]
     if is_observed:
         words = [sys.executable, "-m", "inferscope", "run", "--", *words]
-    words = ["nice", "-n", "19", *words]
-    variables = {
+    with started(words, folder / f"{is_observed}.log", vllm_variables(peers)) as site:
+        yield site
+
+
+def vllm_words(peers: Path) -> list[str]:
+    """Return the beginning of vLLM's command line."""
+    return [str(peers / "venvs" / "vllm" / "bin" / "vllm"), "serve"]
+
+
+def vllm_variables(peers: Path) -> dict[str, str]:
+    """Return the environment of a vLLM that computes in one thread of a CPU."""
+    return {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PATH": f"{vllm.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{peers / 'venvs' / 'vllm' / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
-    log = (folder / f"{is_observed}.log").open("wb")
-    with log:
+
+
+@contextmanager
+def started(words: list[str], log: Path, variables: Mapping[str, str]) -> Iterator[Site]:
+    """Start a server on a free port; stop its processes until they are needed."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    with log.open("wb") as output:
         server = subprocess.Popen(
-            words, env=variables, stdout=log, stderr=log, cwd=folder, start_new_session=True
-        )
+            ["nice", "-n", "19", *words, "--port", str(port)],
+            env=variables, stdout=output, stderr=output, cwd=log.parent, start_new_session=True,
+        )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_up(server, url, Path(log.name))
+        _wait_until_up(server, url, log)
         os.killpg(server.pid, signal.SIGSTOP)
         yield Site(url, server.pid)
     finally:
@@ -129,13 +143,12 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None
             urllib.request.urlopen(url + "/health", timeout=5).close()
             return
         time.sleep(0.5)
-    raise SystemExit(f"vLLM did not come up:\n{log.read_text()[-2000:]}")
+    raise SystemExit(f"the server did not come up:\n{log.read_text()[-2000:]}")
 
 
-def burst(site: Site, *, batch: int, num_tokens: int, seed: int) -> Burst:
+def burst(site: Site, *, batch: int, num_tokens: int, seed: int, num_prompt: int = 32) -> Burst:
     """Start a batch of streams at once on a server that serves nothing else."""
-    draw = random.Random(seed)
-    prompts = [[draw.randrange(10, 4000) for _ in range(32)] for _ in range(batch)]
+    prompts = draw_prompts(batch, num_prompt, seed)
     os.killpg(site.group, signal.SIGCONT)
     time.sleep(_AWAKE_S)
     began_ns = time.perf_counter_ns()
@@ -143,6 +156,12 @@ def burst(site: Site, *, batch: int, num_tokens: int, seed: int) -> Burst:
     os.killpg(site.group, signal.SIGSTOP)
     gaps = [late - early for each in times for early, late in itertools.pairwise(each)]
     return Burst(max(each[-1] for each in times) - began_ns, gaps)
+
+
+def draw_prompts(batch: int, num_tokens: int, seed: int) -> list[list[int]]:
+    """Draw prompts of random tokens."""
+    draw = random.Random(seed)
+    return [[draw.randrange(10, 4000) for _ in range(num_tokens)] for _ in range(batch)]
 
 
 async def _stream_all(url: str, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
