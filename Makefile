@@ -7,7 +7,7 @@ CORE := .venv/.core
 # The distribution's former name: an environment that has both finds each plug-in twice.
 FORGET := $(BIN)/python -m pip uninstall --quiet --yes inferscope 2>/dev/null
 
-.PHONY: install install-core demo test thorough quick check coverage test-engines bench lab dashboards docs reference sbom clean
+.PHONY: install install-core demo test thorough quick check coverage test-engines test-docs bench lab dashboards docs reference sbom clean
 
 install: $(READY)
 
@@ -112,6 +112,10 @@ sbom: $(READY)
 	out/sbom/bin/python -m pip install --quiet "cyclonedx-bom>=7,<8"
 	out/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file out/sbom.json $(OF)
+
+# Each command of the README, docs and samples, executed; those that need what is not here, with the reason.
+test-docs: $(READY)
+	$(BIN)/python -m pytest -m slow -rs tests/test_documented_commands.py $(ARGS)
 
 clean:
 	rm -rf .venv .engines .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out
