@@ -23,7 +23,11 @@ COMPARISONS = {
     "token_budget": ("--token-budget 32", "--token-budget 512"),
     "speculative": ("", "--speculative ngram"),
     "overlap": ("--no-overlap", "--overlap"),
-    "quantization": ("--dtype bfloat16", "--dtype bfloat16 --quantization int8"),
+    "draft": ("", "--speculative draft"),
+    "int8": ("--dtype bfloat16", "--dtype bfloat16 --quantization int8"),
+    "int4": ("--dtype bfloat16", "--dtype bfloat16 --quantization int4"),
+    "tensor_parallel": ("", "--tensor-parallel 2"),
+    "pipeline_parallel": ("", "--pipeline-parallel 2"),
 }
 """Two option sets by name: a new switch of the engine is one more line."""
 FOLDER = Path(__file__).parent / "comparisons"
