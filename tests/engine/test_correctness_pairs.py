@@ -102,6 +102,9 @@ class Served:
         options = USUAL | SWITCHES[pair[0]] | SWITCHES[pair[1]]
         is_apart = "disaggregation" in pair
         self.prefill = self._load(model, {**options, "role": "prefill"}) if is_apart else None
+        if self.prefill is not None and self.prefill.outbox is not None:
+            # All prompts are shared before the first is admitted.
+            self.prefill.outbox.capacity_bytes = 1 << 30
         self.engine = self._load(model, {**options, "role": "decode" if is_apart else "both"})
         self.counted = self.engine._runner = _Counted(self.engine._runner)
 
