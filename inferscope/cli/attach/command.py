@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
             window_ns=window_ns,
             earlier=past.earlier if past else (),
             at_idx=past.at_idx if past else None,
-            first_tab="0" if is_fleet and options.screen is None else str(options.screen or 1),
+            first_tab=str((0 if is_fleet else 1) if options.screen is None else options.screen),
         ).run()
     finally:
         source.close()
