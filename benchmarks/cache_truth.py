@@ -212,26 +212,21 @@ class Cases:
 
     def below_block(self) -> None:
         """A prompt shorter than a block, twice."""
-        first = self.text(self.key.randrange(8, self.width))
-        before = self.one(first)
-        self.expect(
-            "below_one_block",
-            self.one(first),
-            first,
-            hit=self.most_hit(len(first)),
-            likeness=_like(before, len(first)),
-        )
+        self._twice("below_one_block", self.key.randrange(8, self.width))
 
     def whole_blocks(self) -> None:
         """A prompt of whole blocks, twice."""
-        first = self.text(self.width * self.key.randrange(3, 12))
-        before = self.one(first)
+        self._twice("whole_blocks", self.width * self.key.randrange(3, 12))
+
+    def _twice(self, case: str, num_tokens: int) -> None:
+        prompt = self.text(num_tokens)
+        before = self.one(prompt)
         self.expect(
-            "whole_blocks",
-            self.one(first),
-            first,
-            hit=self.most_hit(len(first)),
-            likeness=_like(before, len(first)),
+            case,
+            self.one(prompt),
+            prompt,
+            hit=self.most_hit(num_tokens),
+            likeness=_like(before, num_tokens),
         )
 
     def duplicate(self) -> None:
