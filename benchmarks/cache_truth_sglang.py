@@ -56,7 +56,7 @@ class SglangRig(Probes):
         self._slots = TokenToKVPoolAllocator(
             num_tokens, torch.float16, "cpu", SimpleNamespace(), need_sort=False
         )
-        hooks = CacheHooks(lambda hook, *args: hook(*args))
+        hooks = CacheHooks(lambda hook, *args, **kwargs: hook(*args, **kwargs))
         self._prepare = _hook(hooks)
         self._tree = UnifiedRadixCache(
             CacheInitParams(
