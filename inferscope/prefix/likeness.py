@@ -5,7 +5,8 @@
 
 Anchors vote for the earlier prompts that hold them. Of the best candidates the one with the longest
 common prefix is compared token by token. Behind the divergence every anchor that an earlier prompt
-holds is extended to a span of equal tokens. Only positions and request indices leave this module.
+holds is extended to a span of equal tokens, and the ends of the two are compared. Only positions
+and request indices leave this module.
 """
 
 from __future__ import annotations
@@ -220,6 +221,13 @@ class PromptHistory:
             spans.append((begin // TOKEN_BYTES, end // TOKEN_BYTES))
             if again is None and serial == twin:
                 again = begin // TOKEN_BYTES, (at - from_) // TOKEN_BYTES
+        # A common end may be too short to hold an anchor, of which one token in 32 is one.
+        other = self._prompts[twin].raw
+        begin = len(raw) - num_equal_before(raw, len(raw), end, other, len(other))
+        if len(raw) - begin >= _LEAST_SPAN_BYTES:
+            spans.append((begin // TOKEN_BYTES, len(raw) // TOKEN_BYTES))
+            if again is None:
+                again = begin // TOKEN_BYTES, (len(raw) - len(other)) // TOKEN_BYTES
         return spans, again
 
     def _add(self, prompt: _Prompt, positions: list[int], hashes: list[int]) -> None:

@@ -48,6 +48,20 @@ def test_an_edited_token_is_named_and_everything_behind_it_is_equal_again() -> N
             assert found == Likeness(0, at, at + 1, 0, [(at + 1, 300)], 0)
 
 
+@pytest.mark.parametrize("num_left", [LEAST_SPAN - 1, LEAST_SPAN, 100])
+def test_a_common_end_is_found_without_an_anchor_in_it(num_left: int) -> None:
+    first = text(800)
+    at = 800 - num_left - 1
+    spans = [(at + 1, 800)] if num_left >= LEAST_SPAN else []
+    for key in range(40):
+        seen = PromptHistory(finder=AnchorFinder(random.Random(key)))
+        found = compare(seen, first, [*first[:at], 7, *text(3), *first[at + 1 :]])
+        assert found is not None
+        assert found.diverged_at == at
+        assert found.spans == [(start + 3, end + 3) for start, end in spans]
+        assert found.shift == (3 if spans else 0)
+
+
 def test_a_copy_does_not_hide_the_prompt_that_it_is_of() -> None:
     first = text(200)
     copies = [[*first[:at], 7, *first[at + 1 :]] for at in (100, 90, 120)]
