@@ -123,7 +123,8 @@ class _Sink:
         self.summarizer = RunSummarizer()
 
     def on_step(self, step: FinalStep) -> None:
-        """Summarize a step."""
+        """Keep and summarize a step."""
+        self.columns.on_step(step)
         self.summarizer.on_step(step)
 
     def on_request(self, request: FinalRequest) -> None:

@@ -29,6 +29,7 @@ GROUPS = {
     "ledger": "ledger: time per request from arrival to delivery, by cause, ms",
     "ttft_ledger": "ledger of TTFT: time per request, by cause, ms",
     "tbt_ledger": "ledger of TBT: time per gap between tokens, by cause, ms",
+    "longest_gap": "longest gap between tokens of each request, by cause, ms",
 }
 """Titles of the groups of rows, in the order of a page."""
 _UNITS = {"ns": " ms", "requests/s": " per s", "tok/s": " per s", "tokens": "", "share": ""}

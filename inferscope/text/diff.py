@@ -96,7 +96,7 @@ def diff_page(document: DiffDocument, *, width: int, ascii: bool) -> str:
     """Return a comparison as a page of text, the verdict at its end."""
     comparison = document.comparison
     paragraphs = [*(f"Note: {note}" for note in document.notes), diff_method(comparison)]
-    ledgers = {"ttft_ledger", "tbt_ledger"}
+    ledgers = {"ttft_ledger", "tbt_ledger", "longest_gap"}
     lines = [
         f"{letter}  {plain(_side(side))}" for letter, side in (("A", document.a), ("B", document.b))
     ]
@@ -215,7 +215,10 @@ def explanation_sentence(explanation: Explanation, comparison: RecordingComparis
         f"{cause.rpartition('.')[2]} ({measured(by_name[cause].difference, 'ns')})"
         for cause in explanation.causes
     ]
-    unit = "per gap between tokens" if explanation.headline.startswith("tbt") else "per request"
+    group = by_name[explanation.causes[0]].group
+    if group == "longest_gap":
+        return f"{name}: what differs with it in each request's longest gap: {listed(parts)}."
+    unit = "per gap between tokens" if group == "tbt_ledger" else "per request"
     return f"{name}: the ledger's rows that differ with it, {unit}: {listed(parts)}."
 
 

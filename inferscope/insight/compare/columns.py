@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferscope.attribution import Metric, breakdown
-from inferscope.fold import FinalRequest
+from inferscope.fold import FinalRequest, FinalStep
+from inferscope.insight.compare.longest_gaps import LongestGaps
 from inferscope.records import CAUSES
 
 Floats = NDArray[np.float64]
@@ -56,6 +57,8 @@ class Columns:
     """[requests] by name: device time."""
     ledgers_ns: dict[Metric, Floats]
     """[requests, causes] of the time that a latency covers."""
+    longest_gaps_ns: Floats
+    """[requests, GAP_CAUSES] of each request's longest gap between tokens; zeros if unknown."""
 
 
 def complete(request: FinalRequest) -> bool:
@@ -64,7 +67,9 @@ def complete(request: FinalRequest) -> bool:
 
 
 class ColumnsBuilder:
-    """Columns in the making: about a kilobyte for each request, and 16 bytes for each token.
+    """Columns in the making.
+
+    They take about a kilobyte for each request, 16 bytes for each token and 32 for each step.
 
     Attributes:
         num_left_out: number of requests that were observed in part, which no column holds.
@@ -77,12 +82,18 @@ class ColumnsBuilder:
         self._ns: dict[Metric, array[float]] = {metric: array("d") for metric in COMPARED}
         self._owner: dict[Metric, array[int]] = {metric: array("q") for metric in COMPARED}
         self._ledgers_ns: dict[Metric, array[int]] = {metric: array("q") for metric in LEDGERS}
+        self._gaps = LongestGaps()
+
+    def on_step(self, step: FinalStep) -> None:
+        """Keep what the longest gaps of its requests need of a step."""
+        self._gaps.on_step(step)
 
     def add(self, request: FinalRequest) -> None:
         """Add a request, unless it was observed in part."""
         is_complete = complete(request)
         if request.joined_late or (request.finish in _COMPLETE and not is_complete):
             self.num_left_out += 1
+            self._gaps.forget(request)
             return
         is_failed = not is_complete and request.finish not in _NOT_THE_SERVER
         number = len(self._rows)
@@ -107,6 +118,9 @@ class ColumnsBuilder:
             values = _latency(request, metric)
             self._ns[metric].extend(values)
             self._owner[metric].extend([number] * len(values))
+        if is_complete:
+            self._gaps.add(number, request)
+        self._gaps.forget(request)
 
     def columns(self) -> Columns:
         """Return the requests so far."""
@@ -130,6 +144,7 @@ class ColumnsBuilder:
                 metric: np.array(ns, dtype=np.float64).reshape(-1, len(CAUSES))[order]
                 for metric, ns in self._ledgers_ns.items()
             },
+            longest_gaps_ns=self._gaps.rows_ns(len(rows))[order],
         )
 
 

@@ -42,7 +42,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Unit of all numbers of the row: ns, requests/s, tok/s, tokens or share."""
     group: Group
     """latency, load, workload, phase (device time per request), or a ledger: time by cause, per
-    request (ledger), up to its first token (ttft_ledger), or per gap between tokens (tbt_ledger).
+    request (ledger), up to its first token (ttft_ledger), per gap between tokens (tbt_ledger), or
+    of each request's longest gap (longest_gap).
     """
     is_headline: bool
     """Whether the verdict is about this row; its interval is then wider."""

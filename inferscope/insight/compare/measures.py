@@ -15,11 +15,14 @@ import numpy as np
 
 from inferscope.attribution import Metric
 from inferscope.insight.compare.columns import COMPARED, PHASES, Columns, Floats
+from inferscope.insight.compare.longest_gaps import GAP_CAUSES
 from inferscope.records import CAUSES
 
 _LIMIT_FACTOR = 2.0
 """Limits of goodput are this many medians of both sides."""
-Group = Literal["latency", "load", "workload", "phase", "ledger", "ttft_ledger", "tbt_ledger"]
+Group = Literal[
+    "latency", "load", "workload", "phase", "ledger", "ttft_ledger", "tbt_ledger", "longest_gap"
+]
 PERCENTS = (50, 90, 95, 99)
 """Percentiles of every latency that can be asked for."""
 _OF_RUNS = ("ttft_p50", "ttft_p90", "tbt_p50", "tbt_p99", "e2e_p50", "e2e_p90")
@@ -115,7 +118,7 @@ def of_runs(limits: Limits) -> list[Measure]:
 
 def of_recordings(limits: Limits) -> list[Measure]:
     """Return the measures of two recordings, in the order of a page."""
-    parts = [*_ledger("ttft", "ttft_ledger"), *_ledger("tbt", "tbt_ledger")]
+    parts = [*_ledger("ttft", "ttft_ledger"), *_ledger("tbt", "tbt_ledger"), *_longest_gaps()]
     return [*_workload(), *_named(_OF_RECORDINGS), *_work(limits), *parts]
 
 
@@ -193,6 +196,20 @@ def _ledger(metric: Metric, group: Group) -> list[Measure]:
     ]
 
 
+def _longest_gaps() -> list[Measure]:
+    return [
+        Measure(
+            name=f"longest_gap.{cause}",
+            unit="ns",
+            group="longest_gap",
+            total=_of_longest_gap(idx),
+            per=lambda of: (of.longest_gaps_ns.sum(axis=1) > 0).astype(np.float64),
+            split=_in_steps,
+        )
+        for idx, cause in enumerate(GAP_CAUSES)
+    ]
+
+
 def _per_request(name: str, group: Group, total: Callable[[Columns], Floats]) -> Measure:
     return Measure(name=name, unit="ns", group=group, total=total, per=lambda of: of.is_complete)
 
@@ -203,6 +220,14 @@ def _split(metric: Metric) -> Callable[[Columns], Floats]:
 
 def _booked(metric: Metric, cause: str) -> Callable[[Columns], Floats]:
     return lambda of: of.ledgers_ns[metric][:, _CAUSE_IDX[cause]]
+
+
+def _in_steps(of: Columns) -> Floats:
+    return of.longest_gaps_ns[:, :-1].sum(axis=1)
+
+
+def _of_longest_gap(idx: int) -> Callable[[Columns], Floats]:
+    return lambda of: of.longest_gaps_ns[:, idx]
 
 
 def _total_ns(metric: Metric) -> Callable[[Columns], Floats]:

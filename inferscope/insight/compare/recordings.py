@@ -65,7 +65,14 @@ each recording fits a model of its own. Of 40 equal pairs of 15 s, the causes' d
 to 2.6 % more spread than their blocks show (benchmarks/diff_truth.py); this is 2 % for a pair."""
 _LEAST_CAUSE = 0.1
 """Difference of the least cause that is named, as a share of the largest."""
-_LEDGER_OF = {"ttft": "ttft_ledger", "tbt": "tbt_ledger", "e2e": "ledger"}
+_LEDGER_OF = {
+    "ttft_mean": "ttft_ledger",
+    "ttft_p90": "ttft_ledger",
+    "tbt_p50": "tbt_ledger",
+    "tbt_p99": "longest_gap",
+    "e2e_mean": "ledger",
+}
+"""Rows that explain each headline: those of a tail do not move with means over all gaps."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -246,8 +253,11 @@ def _ledger_of(head: Difference, rows: Sequence[Difference]) -> list[Difference]
             for row in rows
             if row.group == "ledger" and cause_named(row.name).phase == head.name
         ]
-    group = _LEDGER_OF.get(head.name.partition("_")[0])
-    return [row for row in rows if row.group == group]
+    group = _LEDGER_OF.get(head.name)
+    found = [row for row in rows if row.group == group]
+    if group == "longest_gap" and not found:  # no step of the recording is known
+        found = [row for row in rows if row.group == "tbt_ledger"]
+    return found
 
 
 def _outcome(
