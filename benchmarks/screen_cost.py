@@ -5,7 +5,7 @@ too. Its snapshots are built beforehand: only the screen is measured. The parent
 random moments (it changes every row) and waits for the heading that only that key changes.
 
     python benchmarks/screen_cost.py --out screen_cost.json
-    python benchmarks/screen_cost.py --screen 3    the timeline, with 130 new steps a second
+    python benchmarks/screen_cost.py --screens 3    the timeline, with 130 new steps a second
 
 On other screens than the first it presses `w`, and waits for the window in the header.
 """
@@ -24,7 +24,9 @@ import sys
 import termios
 import time
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from probe_cost import machine
 
@@ -40,6 +42,7 @@ from inferscope.fold.snapshots import (
     Snapshot,
     StepView,
 )
+from inferscope.records import BINDINGS
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -48,6 +51,7 @@ STEP_NS = 7_500_000
 STEPS_A_TICK, NUM_STEPS, BATCH = 33, 2048, 64
 WINDOWS = (b"win 5 min", b"win 10 s", b"win 60 s")
 """Windows in the header, in the order of the key."""
+SCREENS = ("1", "3", "4", "5", "6")
 TARGET_SHARE = 0.10
 TARGET_KEY_MS = 50.0
 
@@ -131,7 +135,14 @@ def _snapshot(tick: int, num_requests: int) -> Snapshot:
         blocks_cached=100, blocks_total=1000, block_tokens=16, max_running=4096,
         token_budget=2048, cached_share=0.4, mixed_share=0.2, binding="none",
         model_residual=0.01, model_source="fit",
-        series=Series(wave, wave, shares, shares, wave, wave, (1,) * 60, (0,) * 60, shares),
+        series=Series(
+            prefill_tok_s=wave, decode_tok_s=wave, prefill_share=shares, decode_share=shares,
+            ttft_p95_ns=(44 * MS,) * 60, tbt_p99_ns=(16 * MS,) * 60, running=(1,) * 60,
+            waiting=(0,) * 60, kv_share=shares, blocks_used=(500 + tick,) * 60,
+            blocks_cached=(100,) * 60, blocks_total=(1000,) * 60, preempted=(tick % 3,) * 60,
+            waiting_by=dict.fromkeys(BINDINGS, wave), cached_tokens=(300,) * 60,
+            prompt_tokens=(900,) * 60,
+        ),
         requests=tuple(_row(i, tick) for i in range(num_requests)), num_requests=num_requests,
         health=Health("on", 0.004, 1, 0, 0, 0, 0, ""),
     )  # fmt: skip
@@ -189,7 +200,7 @@ def _child(
 
 def measure(
     num_requests: int, refresh_hz: float, seconds_s: float, num_keys: int, screen: str = "1"
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Run the screen on a pty; return its share of one core, and its answers to keys."""
     report_in, report_out = os.pipe()
     pid, terminal = pty.fork()
@@ -212,12 +223,13 @@ def measure(
     _drain(terminal, until=None)
     os.waitpid(pid, 0)
     return {
+        "screen": screen,
         "num_requests": num_requests,
         "refresh_hz": refresh_hz,
         "core_share": measured["cpu_s"] / measured["wall_s"],
         "terminal_bytes_s": num_bytes / measured["wall_s"],
         "key_p50_ms": delays_ms[len(delays_ms) // 2],
-        "key_p99_ms": delays_ms[min(len(delays_ms) - 1, int(0.99 * len(delays_ms)))],
+        "key_p99_ms": delays_ms[ceil(0.99 * len(delays_ms)) - 1],
     }
 
 
@@ -259,31 +271,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--keys", type=int, default=100)
-    parser.add_argument("--screen", default="1", help="key of the screen to measure (default: 1)")
+    parser.add_argument("--keys", type=int, default=200)
+    parser.add_argument(
+        "--screens",
+        nargs="+",
+        default=SCREENS,
+        choices=SCREENS,
+        metavar="KEY",
+        help="keys of the screens to measure (default: all but fleet and detail)",
+    )
     parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
     arguments = parser.parse_args()
+    runs = [(screen, 4.0, arguments.keys) for screen in arguments.screens]
+    runs += [("1", 10.0, 20)] if "1" in arguments.screens else []
     rows = [
-        measure(arguments.requests, refresh_hz, arguments.seconds, num_keys, arguments.screen)
-        for refresh_hz, num_keys in ((4.0, arguments.keys), (10.0, 20))
+        measure(arguments.requests, refresh_hz, arguments.seconds, num_keys, screen)
+        for screen, refresh_hz, num_keys in runs
     ]
-    print(f"{'requests':>9}{'Hz':>5}{'core':>8}{'key p50 ms':>12}{'key p99 ms':>12}{'kB/s':>8}")
+    heads = "".join(f"{name:>12}" for name in ("core", "key p50 ms", "key p99 ms", "kB/s"))
+    print(f"{'screen':>6}{'requests':>10}{'Hz':>5}{heads}")
     for row in rows:
         print(
-            f"{row['num_requests']:>9.0f}{row['refresh_hz']:>5.0f}{row['core_share']:>8.1%}"
-            f"{row['key_p50_ms']:>12.1f}{row['key_p99_ms']:>12.1f}"
-            f"{row['terminal_bytes_s'] / 1000:>8.1f}"
+            f"{row['screen']:>6}{row['num_requests']:>10.0f}{row['refresh_hz']:>5.0f}"
+            f"{row['core_share']:>12.1%}{row['key_p50_ms']:>12.1f}{row['key_p99_ms']:>12.1f}"
+            f"{row['terminal_bytes_s'] / 1000:>12.1f}"
         )
     if arguments.out is not None:
         targets = {"core_share": TARGET_SHARE, "key_p99_ms": TARGET_KEY_MS}
-        about = {
-            "machine": machine(),
-            "screen": arguments.screen,
-            "rows": rows,
-            "targets_at_4_hz": targets,
-        }
+        about = {"machine": machine(), "rows": rows, "targets_at_4_hz": targets}
         arguments.out.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    is_met = rows[0]["core_share"] <= TARGET_SHARE and rows[0]["key_p99_ms"] <= TARGET_KEY_MS
+    is_met = all(
+        row["core_share"] <= TARGET_SHARE and row["key_p99_ms"] <= TARGET_KEY_MS
+        for row in rows
+        if row["refresh_hz"] == 4.0
+    )
     print(f"target at 4 Hz (core <= 10%, key p99 <= 50 ms): {'met' if is_met else 'missed'}")
     return 0 if is_met else 1
 

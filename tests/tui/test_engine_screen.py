@@ -108,6 +108,12 @@ def test_the_load_of_experts_is_shown_for_a_mixture_alone() -> None:
     assert "layer 3: expert 5 40.0%" in text(replace(engine_view(), experts=experts))
 
 
+def test_a_pool_without_a_whole_second_shows_its_present_blocks() -> None:
+    view = engine_view()
+    young = replace(view, series=replace(view.series, blocks_total=()))
+    assert "KV block pool" in "\n".join(text_of(line) for line in engine_body(young, 120, 36))
+
+
 def test_what_is_not_recorded_is_unknown_and_not_zero() -> None:
     lines = [text_of(line) for line in engine_body(empty_view(), 120, 36)]
     text = "\n".join(lines)

@@ -279,10 +279,11 @@ class _Drawer:
         """Return lanes of the requests with the largest shares in sight, after a blank line."""
         totals: dict[str, int] = {}
         whole_ns = sum(step.device_ns for step in self._steps)
-        for step in self._steps:
-            for shares_ns in step.shares_ns:
-                for request_id, share_ns in zip(step.request_ids, shares_ns, strict=True):
-                    totals[request_id] = totals.get(request_id, 0) + share_ns
+        spent_ns = [_over_ranks(step) for step in self._steps]
+        """[steps][requests], over all ranks."""
+        for step, shares_ns in zip(self._steps, spent_ns, strict=True):
+            for request_id, share_ns in zip(step.request_ids, shares_ns, strict=True):
+                totals[request_id] = totals.get(request_id, 0) + share_ns
         largest = sorted(totals, key=lambda name: (-totals[name], name))[: most - 1]
         if not largest or not whole_ns:
             return []
@@ -290,14 +291,13 @@ class _Drawer:
         covers: dict[str, dict[bool, list[_Cover]]] = {
             name: {True: [], False: []} for name in largest
         }
-        for step in self._steps:
+        for step, shares_ns in zip(self._steps, spent_ns, strict=True):
             num = max(step.device_ns, 1)
             for at, request_id in enumerate(step.request_ids):
                 if request_id in chosen:
-                    share_ns = sum(of[at] for of in step.shares_ns)
                     is_prefill = step.phases[at] == "prefill"
                     covers[request_id][is_prefill].append(
-                        (step.start_ns, step.end_ns, share_ns / num)
+                        (step.start_ns, step.end_ns, shares_ns[at] / num)
                     )
         more = f"{len(totals)} requests in sight, largest shares first"
         lines: list[Line] = [((fit(more, self._name + self._room), "dim"),)]
@@ -379,6 +379,14 @@ class _Drawer:
             *cells,
             (fit(value, self._value, align="right"), "strong"),
         )
+
+
+def _over_ranks(step: StepView) -> Sequence[int]:
+    """Return each request's share, summed over the ranks; zeros if no rank reported the step."""
+    if len(step.shares_ns) == 1:
+        return step.shares_ns[0]
+    none = (0,) * len(step.request_ids)
+    return tuple(map(sum, zip(none, *step.shares_ns, strict=True)))
 
 
 def _runs(cells: Sequence[tuple[str, Role]]) -> list[Span]:

@@ -28,7 +28,7 @@ def kv_pool(view: EngineView, width: int, height: int) -> list[Line]:
         (series.blocks_used, series.blocks_cached),
         chart,
         rows,
-        top=max(*series.blocks_total, total),
+        top=max((*series.blocks_total, total)),
         fills=[fill for fill, _, _ in _KINDS],
     )
     labels = {0: count(total), rows // 2: count(total // 2)} if rows >= 4 else {0: count(total)}
