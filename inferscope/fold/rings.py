@@ -28,6 +28,8 @@ SILENT_NS = 5_000_000_000
 """Time without records after which a ring with requests in flight counts as lost."""
 GONE_NS = 15_000_000_000
 """Time without records after which a process counts as exited: keyframes come every 10 s."""
+_LAST_WORDS_NS = 1_000_000_000
+"""Time for which the records of a core that is being stopped may still come."""
 DROPPED_NS = 60_000_000_000
 """Time after the last record of a replaced process until its ring is dropped: late facts are judged
 by the rings that existed at their time."""
@@ -299,20 +301,33 @@ def paused_since(rings: Iterable[RingState], now_ns: int) -> int | None:
 
 
 def liveness_rings(rings: Iterable[RingState]) -> list[RingState]:
-    """Return the core rings, or all rings without a core: their shutdown records end the engine."""
+    """Return the core rings, or all rings without a core."""
     rings = list(rings)
     return [ring for ring in rings if ring.opened.role == "core"] or rings
 
 
 def probe_state(rings: Iterable[RingState]) -> str:
-    """Return the worst state of an engine's rings: one of PROBE_STATES, or lost.
-
-    Front ends shut down normally when their core is killed: their shutdown records do not count.
-    """
+    """Return the worst state of an engine's rings: one of PROBE_STATES, or lost."""
     rings = list(rings)
-    if any(ring.is_lost for ring in rings):
+    if any(ring.is_lost and not ring.is_closed for ring in rings):
         return "lost"
-    if all(ring.is_closed for ring in liveness_rings(rings)):
+    if _has_shut_down(rings):
         return PROBE_STATES[CLOSED]
     worst = max((ring.state for ring in rings if not ring.is_closed), default=ON)
     return PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"
+
+
+def _has_shut_down(rings: Sequence[RingState]) -> bool:
+    """Return whether an engine was stopped: its cores, or all its front ends, have shut down.
+
+    Front ends stop their cores: vLLM and SGLang kill them before they can write anything. A front
+    end whose core died leaves no shutdown record (see `adapters` and `engine.server.api`).
+    """
+    living = liveness_rings(rings)
+    if all(ring.is_closed for ring in living):
+        return True
+    front_ends = [ring for ring in rings if ring.is_front_end]
+    if not front_ends or not all(ring.is_closed for ring in front_ends):
+        return False
+    closed_ns = max(ring.last_ns for ring in front_ends) + _LAST_WORDS_NS
+    return all(ring.is_core and (ring.is_closed or ring.last_ns <= closed_ns) for ring in living)

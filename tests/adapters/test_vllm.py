@@ -42,6 +42,7 @@ from inferscope.probe import Marks, Probe
 from inferscope.probe.timers import EventTimer
 from inferscope.readers.source import RingSource, catch_up
 from inferscope.records import (
+    CLOSED,
     DECODE,
     LAST_CHUNK,
     PREFILL,
@@ -441,7 +442,7 @@ def test_a_fault_in_any_hook_is_reported_once_and_changes_nothing(
     assert not any(probe.on for probe in probes)
 
 
-@pytest.mark.parametrize("hook", ["made", "added", "processed", "closed"])
+@pytest.mark.parametrize("hook", ["made", "added", "processed", "closing", "closed"])
 def test_a_fault_in_the_front_ends_hooks_changes_nothing(
     rings: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
@@ -512,6 +513,25 @@ def test_requests_of_a_second_engine_client_are_not_recorded_as_the_firsts(rings
     finally:
         patches.restore()
         for probe in patches.probes:
+            probe.close()
+
+
+@pytest.mark.parametrize("is_core_dead", [False, True])
+def test_a_shutdown_in_answer_to_a_dead_core_leaves_no_shutdown_record(
+    rings: Path, monkeypatch: pytest.MonkeyPatch, is_core_dead: bool
+) -> None:
+    patches = hooked()
+    probes = attached_to(patches, monkeypatch)
+    try:
+        client = toy_vllm.AsyncLLM(toy_vllm.config(Options()))
+        client.engine_core.resources = SimpleNamespace(engine_dead=is_core_dead)
+        client.shutdown()
+        assert patches.probes == []
+        health = of(ProbeHealth, next(rings.glob("*.ring")))
+        assert bool(health and health[-1].state == CLOSED) is not is_core_dead
+    finally:
+        patches.restore()
+        for probe in probes:
             probe.close()
 
 
@@ -1197,7 +1217,7 @@ def test_the_names_of_faults_are_those_of_hooks() -> None:
     others |= {"forget"}
     assert hooks - others == {hook for owner, hook in FAULTS if owner is WorkerHooks}
     hooks = {name for name in vars(vllm_frontend.FrontEndHooks) if not name.startswith("_")}
-    assert hooks - {"install"} == {"made", "added", "processed", "closed"}
+    assert hooks - {"install"} == {"made", "added", "processed", "closing", "closed"}
 
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vllm-records.json"

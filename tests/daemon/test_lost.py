@@ -52,15 +52,38 @@ def watch(tmp_path: Path) -> Watch:
     return Watch(tmp_path)
 
 
-def test_a_killed_core_is_a_loss_though_its_front_end_leaves_in_order(watch: Watch) -> None:
+def test_a_core_that_dies_is_a_loss_though_its_front_end_exits_later(watch: Watch) -> None:
     core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
     watch.go_on(20, core, front)
     core.close()
     watch.go_on(2, front)
-    front.shut_down()
+    front.close()  # one that knows that its core died writes no shutdown record
     watch.go_on(60)
     (view,) = watch.engines.snapshot().engines
     assert (view.is_alive, view.has_ended, view.health.probe_state) == (False, False, "on")
+    assert watch.pinned() == ["engine_lost"]
+
+
+def test_front_ends_that_shut_down_have_stopped_their_core(watch: Watch) -> None:
+    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
+    watch.go_on(20, core, front)
+    front.shut_down()
+    core.close()
+    watch.go_on(60)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.has_ended) == (False, True)
+    assert watch.pinned() == []
+
+
+def test_a_core_that_outlives_its_front_ends_is_not_stopped(watch: Watch) -> None:
+    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
+    watch.go_on(20, core, front)
+    front.shut_down()
+    watch.go_on(20, core)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.has_ended) == (True, False)
+    core.close()
+    watch.go_on(60)
     assert watch.pinned() == ["engine_lost"]
 
 

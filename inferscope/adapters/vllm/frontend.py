@@ -75,7 +75,7 @@ class FrontEndHooks:
         patches.unit(
             "the front end's shutdown in good order",
             type(engine),
-            {"shutdown": Around(after=self.closed)},
+            {"shutdown": Around(before=self.closing, after=self.closed)},
         )
         if not is_whole:
             return
@@ -86,11 +86,21 @@ class FrontEndHooks:
         self._edge = edge = Edge(probe, patches)
         edge.watch(application)
 
-    def closed(self, _: None, result: None, engine: Any, *args: Any, **kw: Any) -> None:
+    def closing(self, engine: Any, *args: Any, **kw: Any) -> bool:
+        """Return whether a core has died, so that this shutdown is in answer to it."""
+        client = getattr(engine, "engine_core", None)
+        return bool(getattr(getattr(client, "resources", None), "engine_dead", False))
+
+    def closed(
+        self, is_core_dead: bool | None, result: None, engine: Any, *args: Any, **kw: Any
+    ) -> None:
         """Close the ring with its own client: others have shutdowns too, and finalisers call it."""
         if self._engine is not None and self._engine() in (engine, None):
             self._engine = None
-            self._close()
+            if is_core_dead:  # its shutdown record would say that the engine was stopped
+                self._patches.detach(self._probe)
+            else:
+                self._close()
 
     def _close(self) -> None:
         self._probe.close()

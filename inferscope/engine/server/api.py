@@ -142,7 +142,8 @@ class _Process:
         receiving.add_done_callback(self._on_core_unreachable)
         await self._server.serve([socket.socket(fileno=settings.handle)])
         receiving.cancel()
-        probe.close()
+        if not link.is_lost:  # else the ring of an engine that was lost would say that it shut down
+            probe.close()
         link.close()
         return 1 if self._is_core_unreachable else 0
 
