@@ -22,7 +22,7 @@ class DroppedRings:
     Attributes:
         lines: device time of their ranks, which later processes continue.
         cost_ns: cost of their probes.
-        num_replaced: rings whose end was the engine's, without a shutdown record.
+        num_replaced: rings whose end was the engine's, and which did not shut down.
         has_spans: whether one reported executed steps.
         is_synthetic: whether one has synthetic records.
         skewed_clocks: skewed clocks of the newest rings.
@@ -56,7 +56,7 @@ class DroppedRings:
         if time is not None:
             self.lines = successions([(ring, time)], before=self.lines)
         self.cost_ns += 0 if ring.health is None else ring.health.cost_ns
-        self.num_replaced += ring in liveness_rings(rings) and not ring.is_closed
+        self.num_replaced += ring in liveness_rings(rings) and not ring.has_shut_down
         self.has_spans |= ring.has_spans
         self.is_synthetic |= is_synthetic
         skewed = skewed_clock(ring, rings)

@@ -504,9 +504,22 @@ class EngineFold:
         """
         was_keeping = ring.is_keeping
         ring.enter(state)
+        if ring.is_front_end and ring.is_closed:
+            self._note_stop()
         if was_keeping and not ring.is_keeping:
             for request in self._requests_of(ring):
                 self._timeline.push(at_ns, self.lives.end_unobserved, request, ring.slots)
+
+    def _note_stop(self) -> None:
+        """Note on a core and its workers that a front end has shut down, if it was the only one.
+
+        One of several does not stop their cores: a supervisor does, for whatever reason.
+        """
+        newest = newest_rings(self.rings.values(), self.now_ns).values()
+        has_core = any(ring.opened.role == "core" for ring in newest)
+        if has_core and sum(ring.is_front_end for ring in newest) == 1:
+            for ring in newest:
+                ring.front_end_closed_ns = self.now_ns
 
     def _on_table(self, ring: RingState, table: CostTable) -> None:
         self.joins.settle()

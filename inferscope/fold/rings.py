@@ -68,6 +68,9 @@ class RingState:
         """Start of the pause of its process; None while it is not paused."""
         self.has_lost_frames = False
         self.is_lost = False
+        self.front_end_closed_ns: int | None = None
+        """Time at which its only front end shut down: vLLM and SGLang kill their cores then, before
+        these can write a shutdown record. A front end whose core died leaves none either."""
         self.is_unsupported = False
         """Whether its probe reported that it cannot observe the engine; it may be closed by now."""
         self.listed: set[int] | None = None
@@ -105,6 +108,15 @@ class RingState:
     def is_closed(self) -> bool:
         """Return whether its process has written a shutdown record."""
         return self.state == CLOSED
+
+    @property
+    def has_shut_down(self) -> bool:
+        """Return whether its process ended in good order, or was stopped by its front end."""
+        stopped_ns = self.front_end_closed_ns
+        return self.is_closed or (
+            stopped_ns is not None
+            and -GONE_NS <= self.last_ns - stopped_ns <= _LAST_WORDS_NS  # it ran until then
+        )
 
     @property
     def is_observing(self) -> bool:
@@ -309,25 +321,9 @@ def liveness_rings(rings: Iterable[RingState]) -> list[RingState]:
 def probe_state(rings: Iterable[RingState]) -> str:
     """Return the worst state of an engine's rings: one of PROBE_STATES, or lost."""
     rings = list(rings)
-    if any(ring.is_lost and not ring.is_closed for ring in rings):
+    if any(ring.is_lost and not ring.has_shut_down for ring in rings):
         return "lost"
-    if _has_shut_down(rings):
+    if all(ring.has_shut_down for ring in liveness_rings(rings)):
         return PROBE_STATES[CLOSED]
-    worst = max((ring.state for ring in rings if not ring.is_closed), default=ON)
+    worst = max((ring.state for ring in rings if not ring.has_shut_down), default=ON)
     return PROBE_STATES[worst] if worst < len(PROBE_STATES) else "unknown"
-
-
-def _has_shut_down(rings: Sequence[RingState]) -> bool:
-    """Return whether an engine was stopped: its cores, or all its front ends, have shut down.
-
-    Front ends stop their cores: vLLM and SGLang kill them before they can write anything. A front
-    end whose core died leaves no shutdown record (see `adapters` and `engine.server.api`).
-    """
-    living = liveness_rings(rings)
-    if all(ring.is_closed for ring in living):
-        return True
-    front_ends = [ring for ring in rings if ring.is_front_end]
-    if not front_ends or not all(ring.is_closed for ring in front_ends):
-        return False
-    closed_ns = max(ring.last_ns for ring in front_ends) + _LAST_WORDS_NS
-    return all(ring.is_core and (ring.is_closed or ring.last_ns <= closed_ns) for ring in living)

@@ -740,7 +740,7 @@ class EngineView:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the engine shut down: its core rings hold shutdown records."""
+        """Return whether the engine shut down, or was stopped by its front end."""
         return self.health.probe_state == "closed"
 
 

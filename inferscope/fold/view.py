@@ -196,7 +196,7 @@ def _engine(
         num_ranks_seen=num_seen,
         num_ranks=num_ranks,
         num_partial=engine.num_partial,
-        num_replaced=engine.dropped.num_replaced + sum(not ring.is_closed for ring in gone),
+        num_replaced=engine.dropped.num_replaced + sum(not ring.has_shut_down for ring in gone),
         deployment=_deployment(info),
         devices=tuple(times) if not all(ring.is_front_end for ring in rings) else (),
         through_ns=(engine.first_ns or 0) + max(time.wall_ns for time in times),

@@ -247,13 +247,20 @@ class Life:
             self._keep_to_budget(now_ns)
 
     def close(self, now_ns: int) -> None:
-        """Write a last report and leave the ring on disk."""
+        """Write a last report, that the process ends in good order, and leave the ring on disk."""
+        self._leave(now_ns, is_closed=True)
+
+    def abandon(self, now_ns: int) -> None:
+        """Write a last report without that: the process is taken to have died."""
+        self._leave(now_ns, is_closed=False)
+
+    def _leave(self, now_ns: int, *, is_closed: bool) -> None:
         log = self._log
         if log.ring is None:
             return
         if self.on:
             self._spans.reap(now_ns)
-        if log.state != FAILED:
+        if is_closed and log.state != FAILED:
             log.state = CLOSED
         self.on = self.wants_on = False
         log.ring.set_pending(0)

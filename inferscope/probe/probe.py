@@ -1093,13 +1093,23 @@ class Probe:
         From a signal handler within another call of the probe, it is that call that does it, before
         it returns or an exception of the handler's goes through it.
         """
+        self._leave(self._life.close)
+
+    def abandon(self) -> None:
+        """Leave the ring without a shutdown record, as if the process had died.
+
+        For a front end whose core has died: its shutdown record would say that it stopped the core.
+        """
+        self._leave(self._life.abandon)
+
+    def _leave(self, leave: Callable[[int], None]) -> None:
         life = self._life
         if self._log.ring is None or not life.is_ours():
             return
         try:
             self._keeper.stop()
             t_ns = self._now()
-            life.perform(t_ns, life.close, life.close, t_ns)
+            life.perform(t_ns, leave, leave, t_ns)
             self._keeper.close()
         except Exception as error:
             life.caught(error)

@@ -525,9 +525,12 @@ def test_a_shutdown_in_answer_to_a_dead_core_leaves_no_shutdown_record(
     try:
         client = toy_vllm.AsyncLLM(toy_vllm.config(Options()))
         client.engine_core.resources = SimpleNamespace(engine_dead=is_core_dead)
+        ring = probes[0].path
+        assert ring is not None
         client.shutdown()
-        assert patches.probes == []
-        health = of(ProbeHealth, next(rings.glob("*.ring")))
+        assert (patches.probes, probes[0].on) == ([], False)
+        toy_vllm.AsyncLLM(toy_vllm.config(Options()))
+        health = of(ProbeHealth, ring)
         assert bool(health and health[-1].state == CLOSED) is not is_core_dead
     finally:
         patches.restore()

@@ -46,13 +46,14 @@ class Ring:
         time: Time,
         *,
         role: str = "core",
+        rank: int = 0,
         pid: int = 1,
         engine_id: str = "made",
         device_uuid: str = "",
     ) -> None:
-        self.path = folder / f"{role}-0-{pid}.ring"
+        self.path = folder / f"{role}-{rank}-{pid}.ring"
         self._time = time
-        me = Identity(engine_id, role, 0, pid, "host", boot_id(), time.now_ns, 0)
+        me = Identity(engine_id, role, rank, pid, "host", boot_id(), time.now_ns, 0)
         self._writer = RingWriter(self.path, me, capacity=1 << 18)
         self._keyframe_ns = 0
         self._device_uuid = device_uuid

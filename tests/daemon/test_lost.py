@@ -75,7 +75,46 @@ def test_front_ends_that_shut_down_have_stopped_their_core(watch: Watch) -> None
     assert watch.pinned() == []
 
 
-def test_a_core_that_outlives_its_front_ends_is_not_stopped(watch: Watch) -> None:
+@pytest.mark.parametrize("away_s", [0.5, 30])
+def test_an_engine_stopped_by_its_front_end_and_started_again_is_no_loss(
+    watch: Watch, away_s: float
+) -> None:
+    for pid in (1, 2):
+        core = Ring(watch.folder, watch.time, pid=pid)
+        front = Ring(watch.folder, watch.time, role="frontend", pid=10 + pid)
+        watch.go_on(90, core, front)  # the rings of the run before are dropped meanwhile
+        front.shut_down()
+        core.close()
+        watch.go_on(away_s)
+    watch.go_on(60)
+    (view,) = watch.engines.snapshot().engines
+    assert (view.is_alive, view.has_ended, view.num_replaced) == (False, True, 0)
+    assert watch.pinned() == []
+
+
+def test_of_several_front_ends_none_stops_the_core(watch: Watch) -> None:
+    core = Ring(watch.folder, watch.time)
+    fronts = [Ring(watch.folder, watch.time, role="frontend", rank=rank) for rank in (0, 1)]
+    watch.go_on(20, core, *fronts)
+    core.close()
+    watch.go_on(1, *fronts)
+    for front in fronts:  # their supervisor ends them
+        front.shut_down()
+    watch.go_on(60)
+    assert watch.pinned() == ["engine_lost"]
+
+
+def test_a_front_end_that_ends_long_after_its_core_has_not_stopped_it(watch: Watch) -> None:
+    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
+    watch.go_on(20, core, front)
+    core.close()
+    watch.go_on(60, front)
+    front.shut_down()
+    watch.go_on(60)
+    assert watch.pinned() == ["engine_lost"]
+
+
+def test_a_core_that_outlives_its_front_end_is_not_stopped(watch: Watch) -> None:
     core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
     watch.go_on(20, core, front)
     front.shut_down()

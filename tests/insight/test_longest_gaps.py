@@ -85,6 +85,13 @@ def test_causes_are_those_of_the_steps_that_end_in_the_longest_gap() -> None:
     assert row(steps, [10.5, 41]) == [11, 15, 2, 2.5]
 
 
+def test_a_step_that_only_prefills_is_others_prompts() -> None:
+    lone = made(1, 20, decode_ms=7)
+    assert lone.delay is not None
+    lone = replace(lone, delay=replace(lone.delay, prefills=[0, 1]))
+    assert row([made(0, 10, decode_ms=4), lone], [10, 20]) == [0, 7, 1, 2]
+
+
 def test_several_ranks_report_a_step_once() -> None:
     steps = [made(0, 10, decode_ms=4), made(1, 20, decode_ms=5, prefill_ms=3)]
     twice = [each for one in steps for each in (one, replace(one, rank=1))]

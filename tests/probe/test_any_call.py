@@ -125,6 +125,7 @@ OTHERS = {
     "live_requests",
     "fail",
     "close",
+    "abandon",
     "is_shedding",
 }
 METHODS = sorted({name for name in dir(Probe) if not name.startswith("_")} - OTHERS)

@@ -12,7 +12,7 @@ import pytest
 
 from inferscope.probe import EngineInfo, HostTimer, Probe
 from inferscope.probe.requests import RequestTable
-from inferscope.records import CLOSED, FAILED, ProbeHealth
+from inferscope.records import CLOSED, FAILED, ON, ProbeHealth
 from inferscope.ring.control import open_control
 from inferscope.ring.reader import RingReader
 from tests.probe.fakes import FakeClock, make_ring, of
@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[Probe, Any], object]] = {
     "path": lambda probe, index: probe.path,
     "live_requests": lambda probe, index: probe.live_requests,
     "close": lambda probe, index: probe.close(),
+    "abandon": lambda probe, index: probe.abandon(),
     "the thread beside": lambda probe, index: probe._keeper.tend(),
 }
 MADE_OTHERWISE = {
@@ -86,7 +87,16 @@ SURELY_TOUCHES = {
     ),
     *(
         ("timer", call)
-        for call in ("start", "stop", "slices", "same_step", "sign", "close", "the thread beside")
+        for call in (
+            "start",
+            "stop",
+            "slices",
+            "same_step",
+            "sign",
+            "close",
+            "abandon",
+            "the thread beside",
+        )
     ),
     *(("timer", call) for call in (*_OF_THE_TIMER_ALONE, "unsupported")),
     *(
@@ -94,7 +104,7 @@ SURELY_TOUCHES = {
         for call in CALLS.keys() - {"on", "path", "stop", "unsupported"} - _OF_THE_TIMER_ALONE
     ),
     *(("budget", call) for call in ("slices", "sign", "the thread beside")),
-    *(("switch", call) for call in ("close", "the thread beside")),
+    *(("switch", call) for call in ("close", "abandon", "the thread beside")),
 }
 """Or the injection would miss what it is meant for; a keyframe is due, so that all write much."""
 
@@ -190,7 +200,7 @@ def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_ra
     assert has_failed or (part, call) not in SURELY_TOUCHES
     # Closed already when its control byte fails: nothing is lost then, and nothing logged.
     is_logged = has_failed and (call, part) != ("close", "switch")
-    assert probe.on is not (has_failed or call == "close")
+    assert probe.on is not (has_failed or call in ("close", "abandon"))
     assert len(warnings(probe, caplog)) == is_logged
     # Off is off: no other call fails again, or logs it again, broken as the part still is.
     if has_failed:
@@ -204,8 +214,11 @@ def test_a_failing_part_switches_the_probe_off_once_reports_it_once_and_never_ra
     assert len(warnings(probe, caplog)) == is_logged
     assert all("injected failure 1" in warning for warning in warnings(probe, caplog))
     last_word = of(ProbeHealth, tmp_path / "a.ring")[-1]
-    assert last_word.errors == is_logged
-    assert last_word.state == (FAILED if is_logged else CLOSED)
+    # An abandoned ring holds its last report before its control byte fails.
+    is_reported = is_logged and (call, part) != ("abandon", "switch")
+    ended = ON if call == "abandon" else CLOSED
+    assert last_word.errors == is_reported
+    assert last_word.state == (FAILED if is_reported else ended)
 
 
 @pytest.mark.parametrize("part", [None, *PARTS])

@@ -97,10 +97,9 @@ class FrontEndHooks:
         """Close the ring with its own client: others have shutdowns too, and finalisers call it."""
         if self._engine is not None and self._engine() in (engine, None):
             self._engine = None
-            if is_core_dead:  # its shutdown record would say that the engine was stopped
-                self._patches.detach(self._probe)
-            else:
-                self._close()
+            if is_core_dead:
+                self._probe.abandon()
+            self._close()
 
     def _close(self) -> None:
         self._probe.close()

@@ -142,8 +142,9 @@ class _Process:
         receiving.add_done_callback(self._on_core_unreachable)
         await self._server.serve([socket.socket(fileno=settings.handle)])
         receiving.cancel()
-        if not link.is_lost:  # else the ring of an engine that was lost would say that it shut down
-            probe.close()
+        if link.is_lost:
+            probe.abandon()
+        probe.close()
         link.close()
         return 1 if self._is_core_unreachable else 0
 

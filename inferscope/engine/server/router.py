@@ -114,6 +114,11 @@ class Router:
         """Leg by request id in the prefill engine, until its KV arrives."""
 
     @property
+    def is_lost(self) -> bool:
+        """Return whether the decode engine has exited."""
+        return self.decode.is_lost
+
+    @property
     def outage(self) -> str:
         """Reason why requests are rejected; empty while none is."""
         return self.decode.outage or (_PREFILL_EXITED if self._prefill.is_lost else "")

@@ -19,8 +19,9 @@ Floats = NDArray[np.float64]
 
 GAP_CAUSES = ("decode", "decode_interference", "slowdown", "outside_steps")
 """Rows of a longest gap. Of the steps that end in it: their decodes (`decode_own` and
-`decode_co_batched` of the ledger), their prefills of other requests, and the excess over the cost
-model. Then everything else: host gaps, output, preemption and what is computed again after it."""
+`decode_co_batched` of the ledger), the prefills of other requests in them, and the excess over the
+cost model. Then everything else: host gaps, output, preemption and what is computed again after it.
+"""
 _NUM = len(GAP_CAUSES)
 _Replica = tuple[str, int]
 
@@ -50,6 +51,8 @@ class LongestGaps:
         self._steps: dict[_Replica, _Steps] = {}
         self._last: dict[_Replica, int] = {}
         """Number of each replica's last step: several ranks report the same one."""
+        self._members: dict[_Replica, tuple[str, ...]] = {}
+        """Requests of each replica's last step."""
         self._replica_of: dict[tuple[str, str], _Replica] = {}
         self._gaps: list[_Gap] = []
 
@@ -62,10 +65,13 @@ class LongestGaps:
         self._last[replica] = step.step
         steps = self._steps.setdefault(replica, _Steps(array("q"), array("q")))
         steps.end_ns.append(step.end_ns)
-        parts_ns = delay.decode_class_ns, delay.decode_interference_ns, delay.excess_ns
-        steps.parts_ns.extend(parts_ns)
-        for request_id in step.request_ids:
-            self._replica_of[step.engine_id, request_id] = replica
+        has_decodes = len(delay.prefills) < len(delay.own_ns)
+        decode_ns = delay.decode_class_ns if has_decodes else 0
+        steps.parts_ns.extend((decode_ns, delay.explained_ns - decode_ns, delay.excess_ns))
+        if step.request_ids is not self._members.get(replica):  # equal ones share a tuple
+            self._members[replica] = step.request_ids
+            for request_id in step.request_ids:
+                self._replica_of[step.engine_id, request_id] = replica
 
     def add(self, number: int, request: FinalRequest) -> None:
         """Find the longest gap of a request; `number` is its row."""
@@ -94,10 +100,11 @@ class LongestGaps:
             [requests, GAP_CAUSES], in nanoseconds; each row sums to its gap.
         """
         rows = np.zeros((num, _NUM))
-        for replica, steps in self._steps.items():
-            gaps = [gap for gap in self._gaps if gap.replica == replica]
-            if not gaps:
-                continue
+        by_replica: dict[_Replica, list[_Gap]] = {}
+        for gap in self._gaps:
+            by_replica.setdefault(gap.replica, []).append(gap)
+        for replica, gaps in by_replica.items():
+            steps = self._steps[replica]
             end_ns = np.array(steps.end_ns, dtype=np.int64)
             order = end_ns.argsort(kind="stable")
             end_ns = end_ns[order]
@@ -110,7 +117,7 @@ class LongestGaps:
             # Steps overlap in an engine that plans ahead: they explain no more than the gap.
             total_ns = spent_ns.sum(axis=1)
             spent_ns *= np.minimum(whole_ns / np.maximum(total_ns, 1.0), 1.0)[:, None]
-            rest_ns = whole_ns - spent_ns.sum(axis=1)
+            rest_ns = np.maximum(whole_ns - spent_ns.sum(axis=1), 0.0)
             at_rows = [gap.request for gap in gaps]
             rows[at_rows] = np.column_stack([spent_ns, rest_ns])
         return rows

@@ -223,7 +223,8 @@ def _booked(metric: Metric, cause: str) -> Callable[[Columns], Floats]:
 
 
 def _in_steps(of: Columns) -> Floats:
-    return of.longest_gaps_ns[:, :-1].sum(axis=1)
+    in_steps_ns: Floats = of.longest_gaps_ns[:, :-1].sum(axis=1)
+    return in_steps_ns
 
 
 def _of_longest_gap(idx: int) -> Callable[[Columns], Floats]:
