@@ -218,6 +218,7 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
     rings = [Counted(core.path), Counted(front.path)]
     pool = Pool(watch)
     pending: deque[tuple[int, list[bytes]]] = deque(maxlen=_NUM_PENDING)
+    running: deque[tuple[int, int]] = deque()
     traffic = TRAFFIC[kind](random.Random(seed))
     num_each, gap_ns = int(3600 * rate), int(1e9 / rate)
     gc.collect()
@@ -232,23 +233,28 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
             num_tokens += len(asked.tokens)
             keys = hashes(asked)
             index = front.received("r")
-            core.queued("r", prompt_tokens=len(asked.tokens))
+            core_index = core.queued("r", prompt_tokens=len(asked.tokens))
             start_ns = time.process_time_ns()
             front.compare_prompt(index, asked.tokens, salt=asked.salt or None)
             between_ns = time.process_time_ns()
             num_reusable = (len(asked.tokens) - 1) // WIDTH
             watch.admitted(
-                index,
+                core_index,
                 num_tokens=len(asked.tokens),
                 hit=pool.hit(keys[:num_reusable]) * WIDTH,
                 keys=keys,
                 raw_keys=b"".join(keys),
                 pending=pending,
             )
-            pool.put(index, keys)
+            pool.put(core_index, keys)
             core_ns.append(time.process_time_ns() - between_ns)
             front_ns.append(between_ns - start_ns)
-            pending.append((index, keys))
+            running.append((index, core_index))
+            if len(running) > _NUM_PENDING:
+                ended, ended_core = running.popleft()
+                core.finished(ended_core, "stop")
+                front.last_byte(ended)
+            pending.append((core_index, keys))
             if number % _READ_EVERY == 0:
                 for ring in rings:
                     ring.read()
