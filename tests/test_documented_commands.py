@@ -50,6 +50,9 @@ ELSEWHERE = {
     r"dynamo-fpm|ipc:": "needs a file of Dynamo's or an address of SGLang's",
     r"profile_export": "needs a file of AIPerf's",
     r"script\.py|record\.sh FILE": "needs a program or a name of yours",
+    r"gpu7": "needs a server on another host",
+    r"^inferscope replay \S+ --speed": "needs a terminal: tests/cli/test_terminal.py has one",
+    r"^inferscope join": "needs a load generator's file: tests/insight/test_clients.py",
     r"/opt/": "needs a program at this path",
     r"^curl": "needs the server of the line above: tests/cli/test_readme.py pastes both",
     r"duckdb <": "needs DuckDB's own program: tests run the queries in its library",
@@ -62,6 +65,7 @@ STAND_INS = {
     r"(?<=why )\S+": "fe-9 --pick 1",
     r"/etc/prometheus/inferscope": "rules",
     r"/tmp/kv": "kv",
+    r"\bRINGS\b": "under-test",
     r"http://127\.0\.0\.1:8000": "{server}",
     r"--duration \d+": "--duration 2",
     r"\s\|\s*(?:kubectl|jq)\b.*": "",
@@ -70,7 +74,7 @@ STAND_INS = {
     r"\b8000\b": "{port}",
 }
 """What takes the place of a page's names, and of times that are longer than a test needs."""
-RECORDINGS = ("demo", "run", "before", "after", "baseline", "new")
+RECORDINGS = ("demo", "run", "before", "after", "baseline", "new", "a", "b")
 UNTIL_STOPPED = re.compile(
     r"(?:\S+=\S+ )?inferscope (?:serve|collect(?!.* --check)|record(?!.* --duration)|sampler --for)"
     r"|python samples/instrument_a_loop"
@@ -149,6 +153,8 @@ def folder(tmp_path: Path) -> Path:
     for name in (*RECORDINGS, "pin-20260307T141530Z-breach"):
         shutil.copy(sample, tmp_path / f"{name}.isr")
     shutil.copy(tmp_path / "samples" / "slo.yaml", tmp_path / "slo.yaml")
+    for name in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "collect.yaml").write_text("{}\n", encoding="utf-8")
     (tmp_path / "dashboards" / "prometheus" / "token").write_text("x" * 64, encoding="utf-8")
     (tmp_path / "dashboards" / "prometheus" / "token").chmod(0o600)
@@ -181,13 +187,14 @@ def test_the_command_does_what_the_page_shows(
     rings = folder / "rings" if STARTS_AN_ENGINE.search(line) else engine.rings
     program, *words = shlex.split(line)
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
     if UNTIL_STOPPED.match(line):
         code, printed = stopped(line, rings)
     elif program == "inferscope" and not {"&&", ">"} & set(words):
         done = inferscope(*words, rings=rings, timeout_s=300, NO_COLOR="1")
         code, printed = done.returncode, done.stdout + done.stderr
     else:
-        more = {"PORT": str(port), "SECONDS_OF_LOAD": "2"}
+        more = {"PORT": str(port), "SECONDS_OF_LOAD": "5"}
         with shell(line, rings, **more) as process:
             printed, _ = process.communicate(timeout=300)
         code = process.returncode

@@ -124,6 +124,19 @@ def _module(command: str) -> str:
     return f"inferscope.cli.{_MODULES.get(command, command)}"
 
 
+def _gathered(words: Sequence[str], unknown: Sequence[str]) -> list[str]:
+    """Return the words with unknown ones moved in front of the first option.
+
+    An optional positional counts as absent to argparse once an option follows: `why ID --pick 1
+    FILE` has an unknown FILE before Python 3.12.
+    """
+    known = list(words)
+    for word in reversed(unknown):
+        del known[len(known) - 1 - known[::-1].index(word)]
+    first = next((at for at, word in enumerate(known) if word.startswith("-")), len(known))
+    return [*known[:first], *unknown, *known[first:]]
+
+
 class _Parser(argparse.ArgumentParser):
     """Parser that suggests the nearest option, verb or choice for an unknown one.
 
@@ -142,6 +155,10 @@ class _Parser(argparse.ArgumentParser):
         """
         words = self._shielded(sys.argv[1:] if args is None else args)
         options, unknown = super().parse_known_args(words, namespace)
+        if unknown and not any(word.startswith("-") for word in unknown):
+            gathered, left = super().parse_known_args(_gathered(words, unknown), namespace)
+            if not left:
+                return gathered, left
         if unknown:
             known = [name for name in self._option_string_actions if name.startswith("--")]
             wrong = unknown[0].partition("=")[0]

@@ -66,6 +66,14 @@ def test_a_misspelt_word_is_met_with_the_nearest(tmp_path: Path, words: str, mes
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_source_may_stand_behind_an_option(tmp_path: Path, at: int) -> None:
+    words = ["fe-9", "--pick", "1"]
+    words.insert(at, str(SAMPLE))
+    done = inferscope("why", *words, rings=tmp_path)
+    assert (done.returncode, "fe-9" in done.stdout) == (0, True), done.stderr
+
+
 def test_doctor_states_how_to_get_what_is_missing(tmp_path: Path) -> None:
     rows = json.loads(inferscope_cold("doctor", "--json", rings=tmp_path).stdout)["checks"]
     by_name = {row["name"]: row for row in rows}
