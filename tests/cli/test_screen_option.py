@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
+import select
+import struct
+import sys
+import termios
 from pathlib import Path
 
 import pytest
 
+from tests.children import child
 from tests.cli.running import inferscope
 from tests.daemon.running import engine_by_hand, eventually
 from tests.insight.test_why import SAMPLE
@@ -87,3 +95,29 @@ def test_what_has_one_view_has_one_screen(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [0, 3, 4, 5, 6])
+def test_a_terminal_opens_with_the_screen(number: int, tmp_path: Path) -> None:
+    words = ["attach", str(SAMPLE), "--screen", str(number), "--ascii"]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    environment = {**os.environ, "INFERSCOPE_DIR": str(tmp_path), "TERM": "xterm-256color"}
+    with child(
+        [sys.executable, "-m", "inferscope", *words],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        printed, has_quit = "", False
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                printed += os.read(ours, 65536).decode(errors="replace")
+            except OSError:  # its other end is closed
+                break
+            if TITLES[number] in printed and not has_quit:
+                os.write(ours, b"q")
+                has_quit = True
+        assert has_quit, printed[-2000:]
+        assert process.wait(30) == 0
+    os.close(ours)
