@@ -69,7 +69,7 @@ from inferscope.probe import ENGINE_ID_VARIABLE, Probe  # noqa: E402
 from inferscope.readers import catch_up, open_source  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
-FIRST_SEED = 4000
+FIRST_SEED = 5000
 LEVEL = 0.95
 SECONDS = {"emulated": 60.0, "engine": 12.0}
 """Length of each load."""

@@ -682,8 +682,8 @@ class EngineView:
     num_partial: int = 0
     """Steps divided without the record of a rank that is observed otherwise."""
     num_replaced: int = 0
-    """Processes that exited without a shutdown record and were started again; only cores, where the
-    engine has one."""
+    """Processes that were lost and started again, not stopped; only cores, where the engine has
+    one."""
     deployment: Deployment = Deployment()
     """Configuration of the engine."""
     devices: tuple[DeviceTime, ...] = ()

@@ -210,7 +210,7 @@ def explanation_sentence(explanation: Explanation, comparison: RecordingComparis
     by_name = {row.name: row for row in comparison.rows}
     name = label(by_name[explanation.headline])
     if not explanation.causes:
-        return f"{name}: no ledger row differs by itself."
+        return f"{name}: no row that explains it differs by itself."
     parts = [
         f"{cause.rpartition('.')[2]} ({measured(by_name[cause].difference, 'ns')})"
         for cause in explanation.causes
