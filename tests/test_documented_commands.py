@@ -50,7 +50,7 @@ ELSEWHERE = {
     r"dynamo-fpm|ipc:": "needs a file of Dynamo's or an address of SGLang's",
     r"profile_export": "needs a file of AIPerf's",
     r"script\.py|record\.sh FILE": "needs a program or a name of yours",
-    r"--role decode": "needs the prefill engine of the line above: tests/engine/server/test_disagg.py",
+    r"--role decode": "needs the prefill engine beside it: engine/server/test_disagg.py",
     r"gpu7": "needs a server on another host",
     r"^inferscope replay \S+ --speed": "needs a terminal: tests/cli/test_terminal.py has one",
     r"^inferscope join": "needs a load generator's file: tests/insight/test_clients.py",
