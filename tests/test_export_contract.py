@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from inferscope.exporting import load_exporter
+from inferscope.fold import json_of
 from inferscope.readers.source import open_source
 from tests.export_contract import check
 
@@ -21,16 +22,21 @@ ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def rows() -> Rows:
-    """Return the export of the sample recording."""
+def exported(sample: str) -> Rows:
+    """Return the export of a sample recording."""
     out = io.BytesIO()
     exporter = load_exporter("jsonl")(out)
-    source = open_source(ROOT / "samples" / "demo.isr", sinks=(exporter,))
+    source = open_source(ROOT / "samples" / sample, sinks=(exporter,))
     source.advance()
     exporter.close(source.collector.devices(), source.collector.totals())
     source.close()
     return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    """Return the export of the demo's recording."""
+    return exported("demo.isr")
 
 
 def of(rows: Rows, kind: str) -> dict[str, Any]:
@@ -51,6 +57,22 @@ def test_the_export_of_the_sample_breaks_no_law(rows: Rows) -> None:
     assert totals.breaches == []
     assert totals.num_requests > 10
     assert totals.is_kept(min_requests=10, min_mixed=0.05)
+
+
+@pytest.mark.parametrize(("sample", "version"), [("vllm", "0.32.0+cpu"), ("sglang", "0.5.23")])
+def test_the_exports_of_real_engines_break_no_law(sample: str, version: str) -> None:
+    rows = exported(f"{sample}.isr")
+    totals = check(rows)
+    assert totals.breaches == []
+    assert totals.is_kept(min_requests=40, min_mixed=0.05)
+    source = open_source(ROOT / "samples" / f"{sample}.isr")
+    source.advance()
+    snapshot = source.snapshot(10**9)
+    (view,) = snapshot.engines
+    source.close()
+    assert (view.engine, view.version, view.model) == (sample, version, "tiny")
+    assert view.has_ended, "it was stopped, not lost"
+    assert '"/' not in json_of(snapshot), "a path of the machine that it was recorded on"
 
 
 def shift_share(rows: Rows) -> None:
