@@ -232,13 +232,15 @@ class BlockHistory:
         """Batch of the lost blocks since `at`; blocks that left together are counted together."""
         # The last block ends behind `top` if the engine reuses single tokens and computes one.
         stop = min(-(-top // width), len(keys)) if at < top else 0
+        is_inferring = self._seen is not None
         for number in range(at // width, stop):
             key = keys[number]
             batch = in_young(key) or in_old(key)
-            if self._seen is not None and batch is not None and self._is_back(key, batch):
-                batch = None
-            if batch is not None and batch == current:
-                continue
+            if batch is not None:
+                if is_inferring and self._is_back(key, batch):
+                    batch = None
+                elif batch == current:
+                    continue
             if current is not None:
                 self._lose(outcome, current, number * width - at)
                 at = number * width
