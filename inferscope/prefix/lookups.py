@@ -233,8 +233,8 @@ class BlockHistory:
         # The last block ends behind `top` if the engine reuses single tokens and computes one.
         stop = min(-(-top // width), len(keys)) if at < top else 0
         is_inferring = self._seen is not None
-        for number in range(at // width, stop):
-            key = keys[number]
+        first = at // width
+        for number, key in enumerate(islice(keys, first, stop), first):
             batch = in_young(key) or in_old(key)
             if batch is not None:
                 if is_inferring and self._is_back(key, batch):

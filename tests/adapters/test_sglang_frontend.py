@@ -24,7 +24,7 @@ from inferscope.adapters.sglang.frontend import FrontEndWatch
 from inferscope.adapters.sglang.hooks import FrontEndHooks
 from inferscope.probe import Probe
 from inferscope.probe.clock import SystemClock
-from inferscope.records import EVENTS, FAILED, Emitted, ProbeHealth, RequestEvent
+from inferscope.records import CLOSED, EVENTS, FAILED, Emitted, ProbeHealth, RequestEvent
 from tests.probe.fakes import make_probe, of
 
 LINGER_S = 0.3
@@ -241,3 +241,21 @@ def test_a_fault_in_any_hook_ends_the_probe_and_the_answer_is_the_same(
     (line,) = caplog.messages
     assert "injected" in line
     assert of(ProbeHealth, close(probe))[-1].state == FAILED
+
+
+@pytest.mark.parametrize("has_crashed", [False, True])
+def test_a_front_end_whose_scheduler_has_crashed_leaves_no_shutdown_record(
+    tmp_path: Path, has_crashed: bool
+) -> None:
+    probe = make_probe(tmp_path, SystemClock(), name="front")  # type: ignore[arg-type]
+    path = probe.path
+    assert path is not None
+    hooks = FrontEndHooks()
+    hooks._probe = probe
+    (handler,) = hooks.by_feature()[sglang_hooks.CRASHES].values()
+    if has_crashed:
+        killed: list[int] = []
+        handler(killed.append, 3)
+        assert killed == [3]
+    probe.close()  # at the process's exit
+    assert (of(ProbeHealth, path)[-1].state == CLOSED) is not has_crashed

@@ -8,6 +8,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _WORKER = "sglang.srt.managers.tp_worker:TpModelWorker"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
 _MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
+_SIGNALS = "sglang.srt.managers.tokenizer_manager:SignalHandler"
 _BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _CACHE_EVENTS = "sglang.srt.mem_cache.events:KVCacheEventRecorder"
@@ -125,6 +126,10 @@ SGLANG = Engine(
         Feature(
             "several prompts in one request",
             (Place(f"{_MANAGER}._send_batch_request", ("tokenized_objs",)),),
+        ),
+        Feature(
+            "the end of a front end whose scheduler has crashed",
+            (Place(f"{_SIGNALS}.running_phase_sigquit_handler"),),
         ),
     ),
 )

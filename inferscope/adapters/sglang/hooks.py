@@ -37,6 +37,7 @@ _STREAMER = (
     "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
 )
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_SIGNALS = "sglang.srt.managers.tokenizer_manager.SignalHandler"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CACHE_EVENTS = "sglang.srt.mem_cache.events.KVCacheEventRecorder"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
@@ -345,6 +346,9 @@ class SchedulerHooks:
         return original(*args, **kwargs)
 
 
+CRASHES = "the end of a front end whose scheduler has crashed"
+
+
 class FrontEndHooks:
     """Hooks of the process that serves HTTP. They are inactive until it has a tokenizer manager."""
 
@@ -376,7 +380,17 @@ class FrontEndHooks:
                 f"{_MANAGER}._send_batch_request": self._send_batch_request
             },
             "pauses": self.pauses.by_target(_MANAGER),
+            CRASHES: {f"{_SIGNALS}.running_phase_sigquit_handler": self._crashed},
         }
+
+    def _crashed(self, original: Hook, /, *args: Any, **kwargs: Any) -> Any:
+        """Leave no shutdown record: a child has died, and this process is about to kill itself.
+
+        As the first process of a container it cannot, and exits in good order.
+        """
+        if self._probe is not None:
+            patches.run(self._probe.abandon)
+        return original(*args, **kwargs)
 
     def _init(self, original: Hook, /, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
