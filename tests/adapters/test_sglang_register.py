@@ -23,6 +23,8 @@ class TokenizerManager:
     async def _handle_batch_output(self, outputs): ...
     async def pause_generation(self, obj): ...
     async def continue_generation(self, obj): ...
+class SignalHandler:
+    def running_phase_sigquit_handler(self, signum=None, frame=None): ...
 """
 SAY = """
 import sys
@@ -102,10 +104,12 @@ def test_nothing_is_imported_or_placed_unless_asked_for(tmp_path: Path) -> None:
 
 def test_each_hook_is_placed_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
     (loaded, placed), output = observe_engine(engine(tmp_path), INFERSCOPE="1")
-    prefix = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+    prefix = "sglang.srt.managers.tokenizer_manager"
     names = ("__init__", "_handle_batch_output", "_send_batch_request", "_send_one_request")
     names += ("continue_generation", "pause_generation")
-    assert placed == str([f"{prefix}.{name}" for name in names])
+    targets = [f"{prefix}.SignalHandler.running_phase_sigquit_handler"]
+    targets += [f"{prefix}.TokenizerManager.{name}" for name in names]
+    assert placed == str(targets)
     assert not output
     assert "inferscope.adapters.sglang.hooks" in loaded
 
@@ -116,7 +120,7 @@ def test_a_server_in_a_child_process_is_observed_as_one_engine(tmp_path: Path) -
     (placed, names_its_children), output = observe_engine(
         tmp_path, launcher, program=IN_A_CHILD, INFERSCOPE="1"
     )
-    assert (placed, names_its_children, output) == ("6", "True", "")
+    assert (placed, names_its_children, output) == ("7", "True", "")
 
 
 def test_nothing_is_placed_in_the_detokenizer(tmp_path: Path) -> None:
