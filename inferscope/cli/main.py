@@ -127,8 +127,8 @@ def _module(command: str) -> str:
 def _gathered(words: Sequence[str], unknown: Sequence[str]) -> list[str]:
     """Return the words with unknown ones moved in front of the first option.
 
-    An optional positional counts as absent to argparse once an option follows: `why ID --pick 1
-    FILE` has an unknown FILE before Python 3.12.
+    To the argparse of older Pythons an optional positional is absent once an option follows: `why
+    ID --pick 1 FILE` has an unknown FILE.
     """
     known = list(words)
     for word in reversed(unknown):

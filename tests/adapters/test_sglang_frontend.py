@@ -244,7 +244,7 @@ def test_a_fault_in_any_hook_ends_the_probe_and_the_answer_is_the_same(
 
 
 @pytest.mark.parametrize("has_crashed", [False, True])
-def test_a_front_end_whose_scheduler_has_crashed_leaves_no_shutdown_record(
+def test_only_without_a_crash_of_the_scheduler_is_a_shutdown_record_written(
     tmp_path: Path, has_crashed: bool
 ) -> None:
     probe = make_probe(tmp_path, SystemClock(), name="front")  # type: ignore[arg-type]

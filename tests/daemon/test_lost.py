@@ -64,17 +64,6 @@ def test_a_core_that_dies_is_a_loss_though_its_front_end_exits_later(watch: Watc
     assert watch.pinned() == ["engine_lost"]
 
 
-def test_front_ends_that_shut_down_have_stopped_their_core(watch: Watch) -> None:
-    core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
-    watch.go_on(20, core, front)
-    front.shut_down()
-    core.close()
-    watch.go_on(60)
-    (view,) = watch.engines.snapshot().engines
-    assert (view.is_alive, view.has_ended) == (False, True)
-    assert watch.pinned() == []
-
-
 @pytest.mark.parametrize("away_s", [0.5, 30])
 def test_an_engine_stopped_by_its_front_end_and_started_again_is_no_loss(
     watch: Watch, away_s: float
@@ -126,11 +115,15 @@ def test_a_core_that_outlives_its_front_end_is_not_stopped(watch: Watch) -> None
     assert watch.pinned() == ["engine_lost"]
 
 
-def test_a_core_that_shuts_down_is_no_loss_whatever_its_front_end_does(watch: Watch) -> None:
+@pytest.mark.parametrize("role", ["core", "frontend"])
+def test_an_engine_is_stopped_if_its_core_or_its_front_end_shuts_down(
+    watch: Watch, role: str
+) -> None:
     core, front = Ring(watch.folder, watch.time), Ring(watch.folder, watch.time, role="frontend")
     watch.go_on(20, core, front)
-    core.shut_down()
-    front.close()
+    stopped, killed = (core, front) if role == "core" else (front, core)
+    stopped.shut_down()
+    killed.close()
     watch.go_on(60)
     (view,) = watch.engines.snapshot().engines
     assert (view.is_alive, view.has_ended) == (False, True)
