@@ -91,7 +91,11 @@ def padded() -> dict[str, torch.Tensor]:
 
 def greedy(model: Any, **given: Any) -> EmissionLog:
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **given}
-    return model.generate(**settings).tolist()
+    inputs = {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+        for name, value in settings.items()
+    }
+    return model.generate(**inputs).tolist()
 
 
 def one(model: Any, **given: Any) -> EmissionLog:
@@ -148,6 +152,31 @@ def test_outputs_are_unchanged_and_every_token_is_recorded(
             assert exported.surplus(name) == 0
             assert row["tokens_per_event"] == [1] * row["output_tokens"]
         assert row["finish"] == ("length" if row["output_tokens"] == NEW_TOKENS else "stop")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_step_of_a_gpu_has_a_device_span_within_its_host_span(
+    way: str, tmp_path: Path
+) -> None:
+    model = llama().to("cuda:0")
+    expected = WAYS[way](model)
+    with inferscope.observe(model) as seen:
+        assert WAYS[way](model) == expected
+        time.sleep(0.3)  # the last events are read from beside
+        ring = seen.path
+    exported = Exported(tmp_path)
+    exported.check_sums()
+    assert len(exported.requests) == len(expected)
+    assert ring is not None
+    spans = of(StepSpan, ring)
+    assert spans
+    for span in spans:
+        assert span.device_start_ns is not None
+        assert span.device_end_ns is not None
+        device_ns = span.device_end_ns - span.device_start_ns
+        assert 0 < device_ns < span.ready_ns - span.launch_start_ns + 1_000_000
 
 
 def _facts(ring: Path) -> list[tuple[str, list[dict[str, Any]]]]:
