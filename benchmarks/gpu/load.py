@@ -13,6 +13,7 @@ from part import Setting
 from inferscope.cost.flops import flop_rates
 from inferscope.cost.hbm import hbm_rates
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
+from inferscope.engine.config import QuantizationName
 from inferscope.engine.load import describe
 from inferscope.engine.runner import has_kernels
 from inferscope.records import Shape
@@ -57,7 +58,12 @@ class Phase(NamedTuple):
 
 
 def open_engine(
-    setting: Setting, *, num_blocks: int, max_running: int = 64, token_budget: int = 2048
+    setting: Setting,
+    *,
+    num_blocks: int,
+    max_running: int = 64,
+    token_budget: int = 2048,
+    quantization: QuantizationName | None = None,
 ) -> Engine:
     """Load the model; a dry run's fits a laptop.
 
@@ -67,6 +73,7 @@ def open_engine(
             the memory, and a pool's worth of it takes time to be cleared.
         max_running: requests at once.
         token_budget: of a step.
+        quantization: of the layers' weights; None keeps them whole.
     """
     torch.manual_seed(0)
     longest = _DRY_LONGEST if setting.is_dry else _LONGEST
@@ -81,6 +88,7 @@ def open_engine(
             max_model_tokens=longest,
             prefix_cache=False,
             max_waiting=4096,
+            quantization=quantization,
         ),
     )
 

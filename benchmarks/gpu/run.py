@@ -48,6 +48,7 @@ PARTS = {
     "e": Part("e_engine.py", 25, 50),
     "f": Part("f_ablation.py", 36, 48),
     "g": Part("g_gpm.py", 18, 36),
+    "h": Part("h_quantized.py", 20, 60),
 }
 WARM = Part("warm.py", 20, 45)
 """Before the parts: it reads what they will load."""
@@ -66,7 +67,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of a to g (%(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of a to h (%(default)s)")
     parser.add_argument("--model", default="random:llama-8b")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU")
@@ -79,7 +80,7 @@ def main() -> int:
     names = options.parts.split(",")
     unknown = set(names) - PARTS.keys()
     if unknown:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}: give some of a to g")
+        parser.error(f"there is no part {', '.join(sorted(unknown))}: give some of a to h")
     options.out.mkdir(parents=True, exist_ok=True)
     results, table = dict[str, dict[str, Any]](), ""
     print(f"== {WARM.program}, kernel {platform.release()}", flush=True)
