@@ -18,7 +18,6 @@ those of Flash-Decoding (Dao et al., 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,24 +38,24 @@ _LEAST_ROWS = 16
 
 @triton.jit
 def _tile(
-    query: Any,
-    sums: Any,
-    total: Any,
-    best: Any,
-    keys: Any,
-    values: Any,
-    blocks: Any,
-    at: Any,
-    end: Any,
-    last: Any,
-    kv_head: Any,
-    scale: Any,
+    query: tl.tensor,
+    sums: tl.tensor,
+    total: tl.tensor,
+    best: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    blocks: tl.tensor,
+    at: tl.tensor,
+    end: tl.tensor,
+    last: tl.tensor,
+    kv_head: tl.tensor,
+    scale: tl.tensor,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WIDE: tl.constexpr,
-) -> Any:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Add the keys at positions `at` [tile] to a running softmax over the rows of a query.
 
     `sums` [rows, HEAD_PAD] and `total` [rows] are the weighted values and the sum of the weights,
@@ -89,21 +88,21 @@ def _tile(
 
 @triton.jit
 def _split_size(
-    length: Any, SPLITS: tl.constexpr, LEAST_TILES: tl.constexpr, TILE: tl.constexpr
-) -> Any:
+    length: tl.tensor, SPLITS: tl.constexpr, LEAST_TILES: tl.constexpr, TILE: tl.constexpr
+) -> tl.tensor:
     """Return the tokens of each split of a context but the last."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, TILE), SPLITS), LEAST_TILES) * TILE
 
 
 @triton.jit
 def _store(
-    key: Any,
-    value: Any,
-    keys: Any,
-    values: Any,
-    slots: Any,
-    key_stride: Any,
-    value_stride: Any,
+    key: tl.tensor,
+    value: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
 ) -> None:
@@ -121,15 +120,15 @@ def _store(
 
 @triton.jit
 def _decode_split(
-    query: Any,
-    keys: Any,
-    values: Any,
-    requests: Any,
-    blocks: Any,
-    partial: Any,
-    totals: Any,
-    query_stride: Any,
-    scale: Any,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    requests: tl.tensor,
+    blocks: tl.tensor,
+    partial: tl.tensor,
+    totals: tl.tensor,
+    query_stride: tl.tensor,
+    scale: tl.tensor,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -171,10 +170,10 @@ def _decode_split(
 
 @triton.jit
 def _combine_splits(
-    partial: Any,
-    totals: Any,
-    requests: Any,
-    out: Any,
+    partial: tl.tensor,
+    totals: tl.tensor,
+    requests: tl.tensor,
+    out: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
@@ -201,14 +200,14 @@ def _combine_splits(
 
 @triton.jit
 def _chunk(
-    query: Any,
-    keys: Any,
-    values: Any,
-    requests: Any,
-    blocks: Any,
-    out: Any,
-    query_stride: Any,
-    scale: Any,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    requests: tl.tensor,
+    blocks: tl.tensor,
+    out: tl.tensor,
+    query_stride: tl.tensor,
+    scale: tl.tensor,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import random
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +226,22 @@ def test_option_has_no_effect_without_a_gpu(tiny_engine: Callable[..., Engine]) 
         assert isinstance(runner, Runner)
         assert runner._graphs is None
         assert isinstance(runner._attention, PagedAttention)
+
+
+def test_kernels_use_only_globals_that_triton_compiles() -> None:
+    """Triton evaluates annotations as well; its interpreter, which tests run, does not."""
+    spec = find_spec("inferscope.engine.kernels")
+    assert spec is not None
+    assert spec.origin is not None
+    source = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    kernels = [
+        each for each in source.body if isinstance(each, ast.FunctionDef) and each.decorator_list
+    ]
+    allowed = {"tl", *dir(builtins), *(kernel.name for kernel in kernels)}
+    assert kernels
+    for kernel in kernels:
+        compiled = [node for part in (kernel.args, *kernel.body) for node in ast.walk(part)]
+        names = [node for node in compiled if isinstance(node, ast.Name)]
+        own = {each.arg for each in kernel.args.args}
+        own |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        assert {name.id for name in names} - own <= allowed, kernel.name
