@@ -268,7 +268,8 @@ def _has_cpu_kernel(shape: torch.Size, like: Tensor) -> bool:
 def _scales(matrix: Tensor, *, largest: float) -> Tensor:
     """Return scales over the last dimension, rounded to the matrix's dtype; 1 where all are 0."""
     scales = (matrix.float().abs().amax(dim=-1) / largest).to(matrix.dtype)
-    return torch.where(scales == 0, 1, scales)
+    # Not `where`: it would copy its scalar to a GPU and wait, which no graph can capture.
+    return scales.masked_fill_(scales == 0, 1)
 
 
 def _int4(matrix: Tensor) -> tuple[Tensor, Tensor]:
