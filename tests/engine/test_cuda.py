@@ -106,6 +106,8 @@ def test_a_gpu_s_ceilings_are_above_any_cpu_s_and_below_ten_times_the_largest_gp
     assert clocks is None or all(100 < mhz < 10_000 for mhz in clocks)
 
 
+# torch warns once that its check does not see all synchronizing calls.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize(
     "sampling",
     [
