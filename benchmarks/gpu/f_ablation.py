@@ -47,6 +47,7 @@ def measure(setting: Setting, bank: Bank) -> None:
     options = EngineOptions(
         device=setting.device, token_budget=served.TOKEN_BUDGET, max_running=served.MAX_RUNNING,
         num_blocks=_NUM_BLOCKS, max_model_tokens=served.LONGEST_REQUEST, prefix_cache=False,
+        cuda_graphs=False,  # or coalitions of decodes alone would be steps of another mode
     )  # fmt: skip
     model = load_model(setting.model, options)
     runner = Runner.of(model, options, num_blocks=_NUM_BLOCKS)

@@ -1,4 +1,4 @@
-"""Preload of the parts' files: a cold disk would otherwise take up the parts' time.
+"""Preload of the parts' files, and compilation of the engine's kernels, outside the parts' time.
 
 It is run by run.py before the parts, in a process of its own.
 """
@@ -12,10 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 _MODULES = (
-    "torch", "numpy", "msgspec", "safetensors", "tokenizers", "transformers.models.llama",
-    "pynvml", "inferscope.engine", "inferscope.sampler.sampler", "inferscope.cli.doctor.command",
+    "torch", "triton", "numpy", "msgspec", "safetensors", "tokenizers",
+    "transformers.models.llama.modeling_llama", "pynvml", "inferscope.engine",
+    "inferscope.sampler.sampler", "inferscope.cli.doctor.command",
 )  # fmt: skip
 _CHUNK_BYTES = 1 << 24
+_MODEL = "random:llama-8b,layers=1"
+"""Kernels are compiled for the heads of the kit's default model, however many layers it has."""
 
 
 def modules() -> list[str]:
@@ -46,13 +49,18 @@ def libraries() -> None:
 
 
 def device() -> None:
-    """Run one product on the device, if there is one: its libraries are loaded by that."""
+    """Run a prompt on the device, if there is one: libraries are loaded, kernels are compiled."""
     import torch
 
-    if torch.cuda.is_available():
-        left = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
-        torch.mm(left, left)
-        torch.cuda.synchronize()
+    if not torch.cuda.is_available():
+        return
+    from inferscope.engine import EngineOptions, Sampling, load_engine
+
+    options = EngineOptions(
+        device="cuda:0", max_running=2, num_blocks=64, max_model_tokens=512, prefix_cache=False
+    )
+    engine = load_engine(_MODEL, options)
+    engine.generate([[1] * 100], Sampling(max_tokens=4, ignore_eos=True))
 
 
 if __name__ == "__main__":
