@@ -83,9 +83,7 @@ def engine_steps(
     for batch in batches:
         name = f"decode {batch}"
         with bank.row(name):
-            with closing(Decoding(engine, batch=batch, context=context)) as decoding:
-                decoding.run(4)
-                phase = decoding.run(num_steps)
+            phase = decode(engine, batch=batch, context=context, num_steps=num_steps)
             row = used(phase, ceilings.read_bytes_s, flops_s)
             row["tokens_s"] = batch * 1e3 / row["step_ms"]
             bank.keep(name, row, line_of(name, row))
@@ -103,6 +101,13 @@ def engine_steps(
     with bank.row("capture"):
         eager_steps(setting, bank, model, options)
     return model.config, dtype
+
+
+def decode(engine: Engine, *, batch: int, context: int, num_steps: int) -> Phase:
+    """Run decode steps, after four warm ones; the engine is not referenced afterwards."""
+    with closing(Decoding(engine, batch=batch, context=context)) as decoding:
+        decoding.run(4)
+        return decoding.run(num_steps)
 
 
 def eager_steps(
@@ -130,9 +135,8 @@ def eager_steps(
     for batch in batches:
         name = f"eager {batch}"
         with bank.row(name):
-            with closing(Decoding(engine, batch=batch, context=context)) as decoding:
-                decoding.run(4)
-                step_ms = decoding.run(num_steps).step_ns / 1e6
+            phase = decode(engine, batch=batch, context=context, num_steps=num_steps)
+            step_ms = phase.step_ns / 1e6
             graph_ms = bank.rows.get(f"decode {batch}", {}).get("step_ms")
             over = None if graph_ms is None else step_ms / graph_ms
             bank.keep(
