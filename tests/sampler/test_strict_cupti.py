@@ -19,7 +19,7 @@ from inferscope.sampler.claims import NoClaims
 from inferscope.sampler.cupti import layout
 from inferscope.sampler.cupti.library import Cupti, CuptiError, cuda_release
 from inferscope.sampler.cupti.pm import CuptiPmSource
-from inferscope.sampler.cupti.session import most_samples
+from inferscope.sampler.cupti.session import hardware_buffer_bytes, most_samples
 from tests.sampler.cupti_releases import Release, compile_with, each_release
 
 SOURCE = Path(__file__).with_name("strict_cupti.cpp")
@@ -143,6 +143,11 @@ def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -
 @pytest.mark.parametrize("interval_us", [50, 100, 500, 1000])
 def test_the_image_holds_two_seconds_of_windows(interval_us: int) -> None:
     assert most_samples(interval_us * 1000) * interval_us >= 2_000_000
+
+
+def test_the_device_s_buffer_holds_as_much_time_at_shorter_intervals() -> None:
+    sizes = [hardware_buffer_bytes(us * 1000) >> 20 for us in (1000, 500, 250, 100, 50)]
+    assert sizes == [64, 64, 128, 320, 512]
 
 
 @each_release()

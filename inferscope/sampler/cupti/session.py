@@ -45,7 +45,9 @@ IN_WINDOWS = (
 """Values recorded per window, to be joined to steps. The others are recorded per decode: as columns
 they would more than double the bytes that the sampler writes."""
 
-_HARDWARE_BUFFER_BYTES = 64 << 20
+_HARDWARE_BUFFER_BYTES, _LONG_INTERVAL_NS = 64 << 20, 500_000
+_MOST_BUFFER_BYTES = 512 << 20
+"""Device's buffer for windows of 500 µs or longer, and the largest one for shorter windows."""
 _IMAGE_NS = 2_000_000_000
 """Time span in nanoseconds whose windows fit the image; windows beyond it lack timestamps."""
 _LEAST_SAMPLES = 64
@@ -220,7 +222,7 @@ class Session:
                 pPmSamplingObject=self._sampler,
                 configSize=len(self._metrics.config),
                 pConfig=_address(self._metrics.config),
-                hardwareBufferSize=_HARDWARE_BUFFER_BYTES,
+                hardwareBufferSize=hardware_buffer_bytes(self._interval_ns),
                 samplingInterval=round(self._interval_ns * per_ns),
                 triggerMode=mode,
                 hwBufferAppendMode=layout.KEEP_LATEST,
@@ -306,6 +308,12 @@ class Session:
         num_in_gaps = max(0, num_in_gaps - self._num_in_gap)
         self._num_in_gap = max(0, num_unstamped - num_in_gaps)
         return max(num_in_gaps, num_unstamped)
+
+
+def hardware_buffer_bytes(interval_ns: int) -> int:
+    """Return the size of the device's buffer, which holds as much time at shorter intervals."""
+    shorter_by = max(1.0, _LONG_INTERVAL_NS / interval_ns)
+    return min(_MOST_BUFFER_BYTES, round(_HARDWARE_BUFFER_BYTES * shorter_by))
 
 
 def most_samples(interval_ns: int) -> int:
