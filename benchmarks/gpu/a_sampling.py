@@ -120,7 +120,11 @@ def copies_alone(setting: Setting, bank: Bank) -> None:
             measured["graph replays"] = bursts(clock, replay, num_bytes), clock.error_ns
     samples, facts = sampler.of("pm"), sampler.facts("pm")
     about = " ".join(f"{word} {fact}" for word, fact in facts.items())
-    bank.keep("pm facts", facts, f"pm: {about}")
+    refused = sampler.refused_with_perfmon
+    if refused:
+        about += f"; only with CAP_SYS_ADMIN, with CAP_PERFMON: {refused}"
+    row = {**facts, "said": sampler.lines, "refused_with_perfmon": refused}
+    bank.keep("pm facts", row, f"pm: {about}")
     for name, (of_it, error_ns) in measured.items():
         row = judged(of_it, samples) | {"anchor_error_us": error_ns / 1e3}
         bank.keep(
@@ -362,13 +366,19 @@ def clock_line(setting: Setting) -> tuple[dict[str, Any], str]:
         sampler.of("pm")
         clock = EventClock()
         kernels_ = spin(clock)
-    row = held(kernels_, sampler.of("pm")) | {"anchor_error_us": clock.error_ns / 1e3}
+    age_ns = sampler.newest_age_ns
+    row = held(kernels_, sampler.of("pm")) | {
+        "anchor_error_us": clock.error_ns / 1e3,
+        "newest_age_ms": None if age_ns is None else age_ns / 1e6,
+    }
     verdicts = {True: "inside", False: "NOT inside", None: "not seen inside"}
     return row, (
         f"clock: {row['num_seen']} of {row['num_kernels']} kernels seen, they begin "
         f"{shown(row['start_off_us'], '+.0f')} µs and end {shown(row['end_off_us'], '+.0f')} µs "
         f"off the events (median, ± {row['anchor_error_us']:.0f} µs), "
-        f"{verdicts[row['is_inside']]} the host's brackets"
+        f"{verdicts[row['is_inside']]} the host's brackets; newest window "
+        f"{shown(row['newest_age_ms'], '.0f')} ms old, busy runs "
+        f"{shown(row['shift_ms'], '+.3f')} ms off the kernels"
     )
 
 

@@ -7,6 +7,7 @@ costs is what users pay.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from process_clock import process_cpu_ns
 from inferscope.records import COLUMNS, CounterSample, Record, decode
 from inferscope.ring.discovery import sampler_rings
 from inferscope.ring.reader import Frame, RingReader
+from inferscope.sampler.cupti.library import LIBRARY_VARIABLE, NOT_PERMITTED
 
 _START_S = 30.0
 _SETTLE_S = 0.5
@@ -54,6 +56,18 @@ sys.exit(main(sys.argv[4:]))
 """
 """Becomes another user with everything loaded, as the sampler does: what root has installed for
 itself that user may not read."""
+_WITH_ADMIN = """
+import ctypes, sys
+from inferscope.cli.main import main
+from inferscope.sampler.privilege import _CAP_SYS_ADMIN, _limit
+
+_limit(ctypes.CDLL(None, use_errno=True), _CAP_SYS_ADMIN)
+sys.exit(main(sys.argv[1:]))
+"""
+"""Gives up CAP_PERFMON first, so that the sampler keeps CAP_SYS_ADMIN in its place."""
+_CUPTI_REFUSED = re.compile(rf"{re.escape(NOT_PERMITTED)}|cupti[A-Z]\w+ failed")
+_HUNG = "no answer for"
+"""Beginning of the sampler's report of a slow call, which may still return."""
 Floats = NDArray[np.float64]
 Kind = TypeVar("Kind", bound=Record)
 
@@ -66,7 +80,13 @@ class Sampler:
         lines: its output, once it has ended.
         cpu_share: of one core, from when it had settled until it was ended; None if it was not
             there any more.
+        newest_age_ns: time from the end of the newest PM window to the last `refresh`; None without
+            windows. Outside 0 to about 0.5 s, CUPTI's stamps are not those of the wall clock.
     """
+
+    refused_with_perfmon: ClassVar[str] = ""
+    """Why CUPTI refused this process's first PM session with CAP_PERFMON only; later samplers keep
+    CAP_SYS_ADMIN in its place. Empty if it refused none."""
 
     def __init__(
         self,
@@ -97,11 +117,23 @@ class Sampler:
         self.samples: list[CounterSample] = []
         self.lines: list[str] = []
         self.cpu_share: float | None = None
+        self.newest_age_ns: int | None = None
         self._settled: tuple[int, int] | None = None
 
     def __enter__(self) -> Sampler:
+        self._begin()
+        refusal = self._refusal()
+        if refusal and not Sampler.refused_with_perfmon and self._user is None:
+            self._stop()
+            Sampler.refused_with_perfmon = refusal
+            self._begin()
+        self._settled = time.monotonic_ns(), process_cpu_ns(self._process.pid)
+        return self
+
+    def _begin(self) -> None:
+        """Start the process, and wait until its sources have reported."""
         folder = Path(self._folder.name)
-        rings = folder / "rings"
+        self._rings = rings = folder / ("as-admin" if Sampler.refused_with_perfmon else "rings")
         words = [
             "sampler", "--counters", self._counters, "--pm-interval", self._interval,
             "--dir", str(rings), *self._despite,
@@ -110,7 +142,9 @@ class Sampler:
         if self._user is not None:
             os.chown(folder, self._user, self._user)
             begin = ["-c", _WITHOUT_ROOT, str(self._user), str(rings), self._counters]
-        self._words = (folder / "words").open("wb")
+        elif Sampler.refused_with_perfmon:
+            begin = ["-c", _WITH_ADMIN]
+        self._words = (folder / "words").open("ab")
         self._process = subprocess.Popen(
             [sys.executable, *begin, *words],
             stderr=self._words,
@@ -122,8 +156,13 @@ class Sampler:
         except BaseException:
             self._end()
             raise
-        self._settled = time.monotonic_ns(), process_cpu_ns(self._process.pid)
-        return self
+
+    def _refusal(self) -> str:
+        """Return CUPTI's reason why root has no PM session; empty if there is one, or no CUPTI."""
+        if os.geteuid() != 0 or any(one.source == "pm" and one.values for one in self.samples):
+            return ""
+        reasons = (one.reason for one in self.samples if one.source == "pm")
+        return next((reason for reason in reasons if _CUPTI_REFUSED.search(reason)), "")
 
     def __exit__(
         self,
@@ -144,6 +183,8 @@ class Sampler:
         """Read all samples so far, including windows still to be decoded."""
         time.sleep(_DECODE_S)
         self.samples = self._read()
+        ends_ns = [one.end_ns for one in self.samples if one.source == "pm" and one.values]
+        self.newest_age_ns = time.monotonic_ns() - max(ends_ns) if ends_ns else None
 
     def of(self, source: str) -> list[CounterSample]:
         """Return a source's samples, without its news.
@@ -175,17 +216,24 @@ class Sampler:
             time.sleep(0.1)
         time.sleep(_SETTLE_S)
         self.samples = self._read()
+        library = self.facts("pm").get("cupti", "").partition(" ")[2]
+        if library:  # the next sampler need not try all of them
+            os.environ.setdefault(LIBRARY_VARIABLE, library)
 
     def _has_reported(self) -> bool:
-        reporting = {one.source for one in self._read() if one.values or one.reason}
+        reporting = {
+            one.source
+            for one in self._read()
+            if one.values or (one.reason and not one.reason.startswith(_HUNG))
+        }
         return reporting >= set(self._counters.split(","))
 
     def _read(self) -> list[CounterSample]:
-        rings = sampler_rings(Path(self._folder.name, "rings"))
+        rings = sampler_rings(self._rings)
         return [sample for path in rings for sample in ring_records(path, CounterSample)]
 
-    def _end(self) -> None:
-        """End the process, for what it holds of a device the next one could not have."""
+    def _stop(self) -> None:
+        """Stop the process, for what it holds of a device the next one could not have."""
         self._process.terminate()
         try:
             self._process.wait(_END_S)
@@ -193,6 +241,10 @@ class Sampler:
             self._process.kill()
             self._process.wait()
         self._words.close()
+
+    def _end(self) -> None:
+        """Stop the process and take over what it wrote."""
+        self._stop()
         words = Path(self._folder.name, "words").read_text(encoding="utf-8", errors="replace")
         self.lines = words.splitlines()
         with suppress(OSError):  # of a user of its own

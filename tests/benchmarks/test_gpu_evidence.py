@@ -22,6 +22,7 @@ import torch
 
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import CounterSample
+from inferscope.sampler.cupti import NOT_PERMITTED
 from tests.sampler.recorded_nvml import H200, RecordedLibrary, Recording
 
 pytestmark = pytest.mark.thorough
@@ -243,8 +244,12 @@ def test_stamps_are_held_against_the_edges_of_kernels_and_the_host_s_brackets(ki
     assert row["is_inside"] is True  # within a window of the brackets
     assert kit.edges.held(*spun(kit, off_ns=900_000))["is_inside"] is False
     assert kit.edges.held(*spun(kit, off_ns=-900_000))["is_inside"] is False
+    row = kit.edges.held(*spun(kit, off_ns=40.0 * MS))
+    assert (row["num_seen"], row["num_runs"]) == (0, 4)
+    assert row["shift_ms"] == pytest.approx(40.0, abs=0.1)
     kernels, _ = spun(kit)
     row = kit.edges.held(kernels, [])
+    assert row["shift_ms"] is None
     assert row["num_seen"] == 0
     assert row["is_inside"] is row["start_off_us"] is row["window_us"] is None
 
@@ -288,6 +293,9 @@ def test_copies_are_put_on_our_clock_when_the_sampler_has_started(
 
         def facts(self, source: str) -> dict[str, str]:
             return {}
+
+        lines: tuple[str, ...] = ()
+        refused_with_perfmon = ""
 
     class Anchor:
         def __init__(self) -> None:
@@ -795,3 +803,46 @@ def test_a_sampler_is_read_while_it_runs_and_its_cost_leaves_out_how_it_began(
     with pytest.raises(kit.part.Unmet, match="pm: "):
         sampler.of("pm")
     assert has_ended(pid)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives up a capability")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checks the report without a GPU")
+def test_root_keeps_cap_sys_admin_where_cupti_refuses_cap_perfmon(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = kit.watched.Sampler
+    refusals = ["cuptiPmSamplingEnable failed: CUPTI_ERROR_UNKNOWN (999)"]
+    monkeypatch.setattr(sampler, "refused_with_perfmon", "")
+    monkeypatch.setattr(sampler, "_refusal", lambda self: refusals.pop() if refusals else "")
+    with sampler("gpm,pm") as first:
+        pass
+    with sampler("gpm,pm") as second:
+        pass
+    assert first.refused_with_perfmon == "cuptiPmSamplingEnable failed: CUPTI_ERROR_UNKNOWN (999)"
+    rights = [line for line in first.lines + second.lines if "switched to uid" in line]
+    if "CAP_PERFMON" in rights[0]:  # of the three processes, the first
+        assert [line.rpartition(", ")[2] for line in rights] == [
+            "with CAP_PERFMON only", "with CAP_SYS_ADMIN only", "with CAP_SYS_ADMIN only",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_of_cupti"),
+    [
+        (NOT_PERMITTED, True),
+        ("the counters are in use. (cuptiPmSamplingEnable failed: X (26))", True),
+        ("no NVIDIA driver found (libcuda.so.1).", False),
+        ("cannot load libcupti from /x", False),
+    ],
+)
+def test_only_what_cupti_refuses_is_tried_with_more_rights(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, reason: str, is_of_cupti: bool
+) -> None:
+    sampler = kit.watched.Sampler("gpm")
+    sampler._folder.cleanup()
+    sampler.samples = [CounterSample(1, "", 1, 1, "pm", {}, reason=reason)]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert (sampler._refusal() == reason) is is_of_cupti
+    assert (sampler._refusal() == "") is not is_of_cupti
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert sampler._refusal() == ""
