@@ -5,22 +5,24 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from part import Setting
+from part import Setting, release
 
 from inferscope.cost.flops import flop_rates
 from inferscope.cost.hbm import hbm_rates
-from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
-from inferscope.engine.config import QuantizationName
+from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, runner
+from inferscope.engine.config import ModelConfig, QuantizationName
 from inferscope.engine.load import describe
-from inferscope.engine.runner import has_kernels
 from inferscope.records import Shape
 
 FOREVER = 1 << 14
 """Output tokens of a request that is to decode until it is cancelled."""
 _BLOCK_TOKENS = 16
+_LONGEST_LINE = 400
 _DRY_BLOCKS, _DRY_LONGEST, _LONGEST = 256, 512, 8192
 
 
@@ -64,8 +66,12 @@ def open_engine(
     max_running: int = 64,
     token_budget: int = 2048,
     quantization: QuantizationName | None = None,
+    cuda_graphs: bool = True,
 ) -> Engine:
     """Load the model; a dry run's fits a laptop.
+
+    If the steps of whole weights fail as CUDA graphs, they run without, and if they fail again,
+    without Triton: the counters' rows need neither.
 
     Args:
         setting: of the part.
@@ -74,23 +80,46 @@ def open_engine(
         max_running: requests at once.
         token_budget: of a step.
         quantization: of the layers' weights; None keeps them whole.
+        cuda_graphs: whether decode steps are to be CUDA graphs.
     """
     torch.manual_seed(0)
     longest = _DRY_LONGEST if setting.is_dry else _LONGEST
-    return load_engine(
-        setting.model,
-        EngineOptions(
-            device=setting.device,
-            max_running=max_running,
-            token_budget=min(token_budget, longest),
-            block_tokens=_BLOCK_TOKENS,
-            num_blocks=_DRY_BLOCKS if setting.is_dry else num_blocks,
-            max_model_tokens=longest,
-            prefix_cache=False,
-            max_waiting=4096,
-            quantization=quantization,
-        ),
+    options = EngineOptions(
+        device=setting.device,
+        max_running=max_running,
+        token_budget=min(token_budget, longest),
+        block_tokens=_BLOCK_TOKENS,
+        num_blocks=_DRY_BLOCKS if setting.is_dry else num_blocks,
+        max_model_tokens=longest,
+        prefix_cache=False,
+        max_waiting=4096,
+        cuda_graphs=cuda_graphs,
+        quantization=quantization,
     )
+    if not setting.is_cuda or quantization is not None:
+        return load_engine(setting.model, options)
+    eager = replace(options, cuda_graphs=False)
+    attempts = [("CUDA graphs", options), ("Triton kernels", eager)]
+    for part, each in attempts if cuda_graphs else attempts[1:]:
+        try:
+            return tried(load_engine(setting.model, each))
+        except Exception as error:  # of any kind: drivers and compilers raise their own
+            print(f"no {part} here: {type(error).__name__}: {error}"[:_LONGEST_LINE], flush=True)
+        release()  # its weights, which the error's frames held until here
+    runner.has_kernels = _no_kernels
+    return load_engine(setting.model, eager)
+
+
+def _no_kernels(config: ModelConfig, device: torch.device) -> bool:
+    """Return that Triton serves no model; in place of the engine's own answer."""
+    return False
+
+
+def tried(engine: Engine) -> Engine:
+    """Return an engine that has decoded a step."""
+    with closing(Decoding(engine, batch=1, context=_BLOCK_TOKENS)) as decoding:
+        decoding.run(1)
+    return engine
 
 
 def blocks_for(batch: int, num_tokens: int) -> int:
@@ -157,7 +186,7 @@ class Decoding:
         end_ns = time.monotonic_ns()
         slices = [[(1, at + step, 1) for at in contexts] for step in range(num_steps)]
         gathered = 0
-        if not has_kernels(engine.model.config, engine.model.device):
+        if not runner.has_kernels(engine.model.config, engine.model.device):
             # Blocks are only ever added: what a request has now, each step saw the beginning of.
             blocks = [request.blocks for request in running]
             gathered = sum(

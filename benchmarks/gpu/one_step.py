@@ -42,7 +42,9 @@ def marked(step: Callable[[], Phase]) -> Phase:
 def main(model: str, name: str, out: Path) -> None:
     """Run the step and write its modelled bytes."""
     blocks = max(blocks_for(DECODE_BATCH, DECODE_CONTEXT + 16), blocks_for(1, PREFILL_TOKENS))
-    engine = open_engine(Setting("cuda:0", model, 0.0, is_dry=False), num_blocks=blocks)
+    setting = Setting("cuda:0", model, 0.0, is_dry=False)
+    # Without graphs: the kernels are the same, and each is a launch of its own for Nsight Compute.
+    engine = open_engine(setting, num_blocks=blocks, cuda_graphs=False)
     if name == "decode":
         decoding = Decoding(engine, batch=DECODE_BATCH, context=DECODE_CONTEXT)
         decoding.run(_WARM_STEPS)

@@ -68,7 +68,7 @@ def answers(uid: int, rights: str) -> dict[str, Any]:
 def _answer(step: Callable[[], object]) -> str:
     try:
         step()
-    except (Unavailable, InferScopeError, CuptiError, IndexError) as error:
+    except (Unavailable, InferScopeError, CuptiError, IndexError, OSError) as error:
         return str(error)
     return OK
 

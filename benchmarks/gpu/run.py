@@ -41,13 +41,13 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "a": Part("a_sampling.py", 65, 120),
+    "a": Part("a_sampling.py", 50, 120),
     "b": Part("b_events.py", 20, 48),
     "c": Part("c_bytes.py", 40, 136),
-    "d": Part("d_probe.py", 40, 58),
+    "d": Part("d_probe.py", 32, 52),
     "e": Part("e_engine.py", 25, 50),
     "f": Part("f_ablation.py", 36, 48),
-    "g": Part("g_gpm.py", 18, 36),
+    "g": Part("g_gpm.py", 18, 42),
     "h": Part("h_quantized.py", 20, 60),
 }
 WARM = Part("warm.py", 20, 45)

@@ -13,13 +13,14 @@ import time
 import weakref
 from array import array
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pynvml
 import pytest
 import torch
 
+from inferscope.engine import EngineOptions
 from inferscope.probe import EngineInfo, Probe
 from inferscope.records import CounterSample
 from inferscope.sampler.cupti import NOT_PERMITTED
@@ -846,3 +847,47 @@ def test_only_what_cupti_refuses_is_tried_with_more_rights(
     assert (sampler._refusal() == "") is not is_of_cupti
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert sampler._refusal() == ""
+
+
+def test_an_engine_that_fails_on_a_gpu_runs_without_graphs_then_without_triton(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part, tries = kit.load, list[tuple[bool, bool]]()
+    config, device = SimpleNamespace(head_dim=64), torch.device("cuda")
+    monkeypatch.setattr(part.runner, "has_kernels", lambda config, device: True)
+
+    def load_engine(model: str, options: EngineOptions) -> str:
+        tries.append((options.cuda_graphs, part.runner.has_kernels(config, device)))
+        return "engine"
+
+    def tried(engine: str) -> str:
+        if len(tries) < fails_until:
+            raise RuntimeError("no such instruction")
+        return engine
+
+    monkeypatch.setattr(part, "load_engine", load_engine)
+    monkeypatch.setattr(part, "tried", tried)
+    setting = kit.part.Setting("cuda:0", "random:tiny", 1.0, is_dry=False)
+    fails_until = 1
+    assert part.open_engine(setting, num_blocks=8) == "engine"
+    assert (tries, capsys.readouterr().out) == ([(True, True)], "")
+    tries.clear()
+    fails_until = 2
+    assert part.open_engine(setting, num_blocks=8) == "engine"
+    assert tries == [(True, True), (False, True)]
+    assert capsys.readouterr().out == "no CUDA graphs here: RuntimeError: no such instruction\n"
+    tries.clear()
+    fails_until = 3
+    assert part.open_engine(setting, num_blocks=8, cuda_graphs=False) == "engine"
+    assert tries == [(False, True), (False, False)]
+    assert "no Triton kernels here: " in capsys.readouterr().out
+
+
+def test_a_tried_engine_has_decoded_a_step_and_is_idle_again(kit: Kit) -> None:
+    setting = kit.part.Setting("cpu", kit.part.TINY, 1.0, is_dry=True)
+    engine, sampled = kit.load.open_engine(setting, num_blocks=8), list[int]()
+    step = engine.step
+    engine.step = lambda: sampled.append(len(engine.scheduler.running)) or step()
+    assert kit.load.tried(engine) is engine
+    assert sampled.count(1) >= 1
+    assert not engine.has_work
