@@ -52,6 +52,7 @@ class ToyCupti:
         windows: completed windows that are not decoded yet.
         fails: functions that fail, with which code.
         calls: functions, in the order in which they were called.
+        most_metrics: of a configuration that the device accepts.
     """
 
     windows: list[tuple[int, int, tuple[float, ...]]] = field(default_factory=list)
@@ -61,6 +62,8 @@ class ToyCupti:
     version: int = 130001
     path: str = "toy"
     room: int = 4096
+    most_metrics: int = 99
+    num_metrics: int = 0
     HostInitialize = layout.HostInitialize48
 
     def call(self, function: str, params: Any, *, allowed: Container[int] = ()) -> int:
@@ -68,9 +71,10 @@ class ToyCupti:
         if function in self.fails:
             raise CuptiError(function, self.fails[function], "CUPTI_ERROR_TOY")
         answer = getattr(self, function, None)
-        if answer is not None:
-            answer(params)
-        return 0
+        code: int = (answer(params) if answer is not None else None) or layout.SUCCESS
+        if code and code not in allowed:
+            raise CuptiError(function, code, "CUPTI_ERROR_TOY")
+        return code
 
     def begin(self) -> None:
         self.call("cuptiProfilerInitialize", layout.Initialize())
@@ -97,10 +101,16 @@ class ToyCupti:
     def cuptiPmSamplingEnable(self, params: Any) -> None:
         params.pPmSamplingObject = 22
 
-    def cuptiPmSamplingSetConfig(self, params: Any) -> None:
+    def cuptiProfilerHostConfigAddMetrics(self, params: Any) -> None:
+        self.num_metrics = params.numMetrics
+
+    def cuptiPmSamplingSetConfig(self, params: Any) -> int:
         assert params.samplingInterval == INTERVAL
         assert params.triggerMode == layout.TRIGGER_TIME
         assert params.hwBufferAppendMode == layout.KEEP_LATEST
+        if self.num_metrics > self.most_metrics:
+            return layout.ERROR_NOT_SUPPORTED
+        return layout.SUCCESS
 
     def cuptiPmSamplingGetCounterDataSize(self, params: Any) -> None:
         params.counterDataSize = 256
@@ -380,3 +390,21 @@ def test_failed_session_is_reported(stage: Stage, code: int, message: str) -> No
     stage.toy.fails = {"cuptiPmSamplingDecodeData": code}
     with pytest.raises(Unavailable, match=message):
         stage.read()
+
+
+@pytest.mark.parametrize(("most", "kept"), [(99, 14), (13, 7), (5, 3), (1, 1)])
+def test_a_device_that_refuses_the_host_s_set_is_sampled_with_a_smaller_one(
+    most: int, kept: int
+) -> None:
+    stage = Stage()
+    stage.toy.most_metrics = most
+    (opened,) = stage.source.open(0)
+    words = opened.facts["counted"].split()
+    assert len(words) == kept
+    assert "dram_read_bytes" in words  # the most important one
+    assert len(opened.facts.get("missing", "").split()) == 14 - kept
+    stage.source.close()
+    stage.toy.most_metrics = 0
+    with pytest.raises(Unavailable, match="cannot be sampled"):
+        stage.source.open(0)
+    stage.source.close()

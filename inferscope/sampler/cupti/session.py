@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -206,28 +206,15 @@ class Session:
         cupti = self._cupti
         self._chip = chip_name(cupti, ordinal)
         self._availability = _availability(cupti, ordinal)  # the host object keeps reading it
-        self._metrics = choose_metrics(cupti, self._chip, self._availability)
-        names = _names(self._metrics.by_word.values())
-        self._host = open_host(cupti, self._chip, self._availability)
-        _add(cupti, self._host, names)
+        metrics = choose_metrics(cupti, self._chip, self._availability)
 
         enable = layout.Enable(deviceIndex=ordinal)
         cupti.call("cuptiPmSamplingEnable", enable)
         self._sampler = enable.pPmSamplingObject
-        mode = layout.trigger(self._chip)
-        per_ns = 1.0 if mode == layout.TRIGGER_TIME else _SYSCLK_PER_NS
-        cupti.call(
-            "cuptiPmSamplingSetConfig",
-            layout.SetConfig(
-                pPmSamplingObject=self._sampler,
-                configSize=len(self._metrics.config),
-                pConfig=_address(self._metrics.config),
-                hardwareBufferSize=hardware_buffer_bytes(self._interval_ns),
-                samplingInterval=round(self._interval_ns * per_ns),
-                triggerMode=mode,
-                hwBufferAppendMode=layout.KEEP_LATEST,
-            ),
-        )
+        self._metrics = self._configure(metrics)
+        names = _names(self._metrics.by_word.values())
+        self._host = open_host(cupti, self._chip, self._availability)
+        _add(cupti, self._host, names)
         size = layout.DataSize(
             pPmSamplingObject=self._sampler,
             pMetricNames=names,
@@ -261,6 +248,33 @@ class Session:
             counterDataImageSize=len(self._image),
         )
         cupti.call("cuptiPmSamplingStart", layout.Start(pPmSamplingObject=self._sampler))
+
+    def _configure(self, metrics: Metrics) -> Metrics:
+        """Configure the session; return the metrics that the device accepts.
+
+        A device can refuse a set whose single pass was computed on the host. Half of it is then
+        tried, as often as needed.
+        """
+        cupti, mode = self._cupti, layout.trigger(self._chip)
+        per_ns = 1.0 if mode == layout.TRIGGER_TIME else _SYSCLK_PER_NS
+        while True:
+            code = cupti.call(
+                "cuptiPmSamplingSetConfig",
+                layout.SetConfig(
+                    pPmSamplingObject=self._sampler,
+                    configSize=len(metrics.config),
+                    pConfig=_address(metrics.config),
+                    hardwareBufferSize=hardware_buffer_bytes(self._interval_ns),
+                    samplingInterval=round(self._interval_ns * per_ns),
+                    triggerMode=mode,
+                    hwBufferAppendMode=layout.KEEP_LATEST,
+                ),
+                allowed=(layout.ERROR_NOT_SUPPORTED,) if len(metrics.by_word) > 1 else (),
+            )
+            if code == layout.SUCCESS:
+                return metrics
+            kept = list(metrics.by_word.items())[: len(metrics.by_word) // 2]
+            metrics = choose_metrics(cupti, self._chip, self._availability, among=dict(kept))
 
     def _take(self, windows: Windows) -> int:
         """Append the image's windows to `windows`; return how many lack timestamps.
@@ -354,19 +368,28 @@ def close_host(cupti: Cupti, host: int) -> None:
     cupti.call("cuptiProfilerHostDeinitialize", layout.HostDeinitialize(pHostObject=host))
 
 
-def choose_metrics(cupti: Cupti, chip: str, availability: Any) -> Metrics:
+def choose_metrics(
+    cupti: Cupti, chip: str, availability: Any, *, among: Container[str] = _CANDIDATES
+) -> Metrics:
     """Return the chip's metrics, as many as it counts in one pass.
+
+    Args:
+        cupti: library.
+        chip: its name of the chip.
+        availability: image of the device's available counters; None assumes all.
+        among: keys of COUNTERS to choose from.
 
     Raises:
         Unavailable: the chip counts none of them.
         CuptiError: the library does not support the chip.
     """
-    at_once = {word: candidates[0] for word, candidates in _CANDIDATES.items()}
+    wanted = {word: names for word, names in _CANDIDATES.items() if word in among}
+    at_once = {word: candidates[0] for word, candidates in wanted.items()}
     found = _config(cupti, chip, availability, list(at_once.values()))
     if found is not None and found[1] == 1:
         return Metrics(at_once, found[0])
     metrics = Metrics({}, None)
-    for word, candidates in _CANDIDATES.items():
+    for word, candidates in wanted.items():
         for name in candidates:
             found = _config(cupti, chip, availability, [*metrics.by_word.values(), name])
             if found is not None and found[1] == 1:
