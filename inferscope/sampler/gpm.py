@@ -20,6 +20,8 @@ from inferscope.sampler.refused_devices import RefusedDevices
 from inferscope.sampler.source import Claimer, Unavailable, facts, sample
 
 SHORTEST_NS = 100_000_000
+_LATE_NS = 5_000_000
+"""How late a read may come without the next one, on time, being too early."""
 _METRICS = {
     "busy_share": "GRAPHICS_UTIL",
     "sm_active_share": "SM_UTIL",
@@ -36,7 +38,7 @@ class GpmSource:
 
     Attributes:
         name: "gpm".
-        period_ns: period of reads in nanoseconds, at least 100 ms.
+        period_ns: period of reads in nanoseconds, at least 105 ms.
     """
 
     name = "gpm"
@@ -51,7 +53,7 @@ class GpmSource:
         load: Callable[[], ModuleType] = open_nvml,
     ) -> None:
         """Store the settings: those of NvmlSource, and the clock that stamps windows."""
-        self.period_ns = max(period_ns, SHORTEST_NS)
+        self.period_ns = max(period_ns, SHORTEST_NS + _LATE_NS)
         self._clock = clock
         self._wanted = wanted
         self._load = load

@@ -50,6 +50,20 @@ def test_pairs_closer_than_100_ms_are_not_asked_for(play: Play) -> None:
     assert recording.calls["nvmlGpmMetricsGet"] == 4
 
 
+def test_a_late_read_costs_the_next_one_nothing(play: Play) -> None:
+    recording, clock = play(), FakeClock(0)
+    source = GpmSource(NoClaims(), clock=clock, period_ns=SHORTEST_NS)
+    source.open(0)
+    found, late_ns = list[CounterSample](), (4_000_000, 0)
+    for turn in range(1, 8):
+        recording.turn = turn
+        clock.now_ns = turn * source.period_ns + late_ns[turn % 2]
+        found += source.read(clock.now_ns)
+    source.close()
+    assert len(found) == 7
+    assert min(one.end_ns - one.start_ns for one in found) >= SHORTEST_NS
+
+
 def test_a_metric_that_the_driver_refuses_is_absent(play: Play) -> None:
     samples = replay(play(), turns=8)[1:]
     assert ["sm_occupancy_share" in one.values for one in samples].count(False) == 1
