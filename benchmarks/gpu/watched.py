@@ -195,7 +195,11 @@ class Sampler:
         found = [one for one in self.samples if one.source == source and one.values]
         if not found:
             reasons = [one.reason for one in self.samples if one.source == source and one.reason]
-            raise Unmet(f"{source}: {reasons[0] if reasons else 'no samples'}")
+            before = self.refused_with_perfmon if source == "pm" else ""
+            raise Unmet(
+                f"{source}: {reasons[0] if reasons else 'no samples'}"
+                + (f" With CAP_PERFMON only: {before}" if before else "")
+            )
         return found
 
     def facts(self, source: str) -> dict[str, str]:
