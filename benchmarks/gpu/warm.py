@@ -42,7 +42,11 @@ def libraries() -> None:
     found = [path for library in candidates() for path in Path(library).parent.glob("libnvperf*")]
     found += [Path(library) for library in candidates()]
     ncu = shutil.which("ncu")
-    for path in [*found, *([Path(ncu)] if ncu else [])]:
+    if ncu is not None:
+        found.append(Path(ncu))  # a script; the program and its libraries are in a folder beside it
+        found += sorted(Path(ncu).resolve().parent.glob("target/*x64/ncu"))
+        found += sorted(Path(ncu).resolve().parent.glob("target/*x64/*.so*"))
+    for path in found:
         with suppress(OSError), path.open("rb") as file:
             while file.read(_CHUNK_BYTES):
                 pass
