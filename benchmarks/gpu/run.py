@@ -41,16 +41,16 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "a": Part("a_sampling.py", 50, 120),
-    "b": Part("b_events.py", 20, 48),
-    "c": Part("c_bytes.py", 40, 136),
-    "d": Part("d_probe.py", 32, 52),
-    "e": Part("e_engine.py", 25, 50),
-    "f": Part("f_ablation.py", 36, 48),
-    "g": Part("g_gpm.py", 18, 42),
-    "h": Part("h_quantized.py", 20, 60),
+    "a": Part("a_sampling.py", 50, 100),
+    "b": Part("b_events.py", 20, 40),
+    "c": Part("c_bytes.py", 40, 126),
+    "d": Part("d_probe.py", 32, 48),
+    "e": Part("e_engine.py", 25, 48),
+    "f": Part("f_ablation.py", 36, 46),
+    "g": Part("g_gpm.py", 18, 40),
+    "h": Part("h_quantized.py", 20, 48),
 }
-WARM = Part("warm.py", 20, 45)
+WARM = Part("warm.py", 20, 40)
 """Before the parts: it reads what they will load."""
 _DRY_LIMIT_S = 100
 _DONE = ("measured", "dry", "unmet", "failed")
