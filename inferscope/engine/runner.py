@@ -30,7 +30,7 @@ from inferscope.engine.request import Request
 from inferscope.engine.sampler import choose_tokens
 from inferscope.engine.scheduler import Plan, Slice
 from inferscope.engine.speculative import verified
-from inferscope.probe import Probe
+from inferscope.probe import Marks, Probe
 
 _new_event: Any = torch.cuda.Event  # untyped in torch
 _LARGEST_HEAD_DIM = 128
@@ -195,6 +195,10 @@ class Runner:
         self._future = FutureTokens(max_running, model.device) if overlap else None
         self._seen_buckets: set[tuple[int, bool]] = set()
         self._copied: Any = _new_event() if is_cuda else None
+        self._probe: Probe | None = None
+        """Probe of the step launched last."""
+        self._marks: Marks | None = None
+        """Notes of its steps, on a device that computes beside the host."""
         self._on: AbstractContextManager[object] = nullcontext()
         if is_cuda:
             # The current device is per thread, and events are recorded on its stream.
@@ -210,10 +214,20 @@ class Runner:
                 self._draft.propose(step - 1, plan, probe)
             batch = self.prepare(plan)
             mode = "graph" if batch.graph_size else "eager"
-            probe.start(step, mode=mode, cold=batch.is_cold)
+            if self._probe is not probe:
+                self._probe, self._marks = probe, probe.marks()
+            marks = self._marks
+            if marks is None:
+                probe.start(step, mode=mode, cold=batch.is_cold)
+            else:
+                marks.begin(step, mode, batch.is_cold)
             tokens = self.execute(batch)
             # Before the host waits: on a device the end event follows the last kernel.
-            probe.stop(step, padded_tokens=batch.graph_size)
+            if marks is None:
+                probe.stop(step, padded_tokens=batch.graph_size)
+            else:
+                marks.end(step, batch.graph_size)
+                marks.book()
             if batch.routing and probe.on:
                 self._record_routing(step, batch.routing, probe)
             fetch = self._start_fetch(tokens)
