@@ -71,7 +71,9 @@ def _forbid_early_stops(
             tokens += request.stop_ids
     if rows:
         row_indices = (_to_device(column, torch.int64, logits.device) for column in (rows, tokens))
-        logits[tuple(row_indices)] = float("-inf")
+        # A number of Python's would be copied to the device, which waits for it.
+        never = torch.full((), float("-inf"), dtype=logits.dtype, device=logits.device)
+        logits.index_put_(tuple(row_indices), never)
 
 
 def _to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
