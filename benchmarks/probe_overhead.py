@@ -5,7 +5,7 @@ random order, make a pair, while a reader in another process follows the ring. W
 does meets both halves of a pair alike. From all pairs: the median ratio on/off of the mean step
 (throughput), and from groups of ten pairs the median ratio of the 99th percentile (TBT: one token
 per request and step), each with a bootstrap interval. Beside it, the time spent in the probe's
-calls within the engine, less what the same stopwatch reads around a probe that is off.
+calls on the step's path, less what the same stopwatch reads around a probe that is off.
 
 The rule (ENGINE.md): calls ÷ step <= 0.5 %, and both intervals' upper ends <= 2 % on a CPU.
 
@@ -23,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from inferscope.probe import EngineInfo, Probe
 LARGEST_CALL_SHARE = 0.005
 LARGEST_OVERHEAD = 0.02
 CALLS = ("plan", "start", "stop", "slices", "emitted")
+MARKS = ("begin", "end", "book")
+"""What takes the place of `start` and `stop` on a device that computes beside the host."""
 _PAIRS_PER_BATCH = 20
 READER = """
 import sys, time
@@ -48,32 +51,65 @@ while True:
 """
 
 
-class Timed:
-    """A probe with timed calls; all other attributes are passed through."""
+class CallTimes:
+    """Nanoseconds spent in the probe's calls.
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-        self.spent_ns = 0
-        for name in CALLS:
-            setattr(self, name, self._timed(getattr(probe, name)))
+    Attributes:
+        path_ns: before a launch, or while the device waits for the host.
+        hidden_ns: behind a launch, while the device computes.
+    """
 
-    @property
-    def on(self) -> bool:
-        """Return whether the probe records."""
-        return self._probe.on
+    def __init__(self) -> None:
+        self.path_ns = self.hidden_ns = 0
+        self.is_hidden = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._probe, name)
-
-    def _timed(self, call: Callable[..., None]) -> Callable[..., None]:
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call that adds its time."""
         now_ns = time.perf_counter_ns
 
-        def timed(*given: Any, **named: Any) -> None:
+        def timed(*given: Any, **named: Any) -> Any:
             began_ns = now_ns()
-            call(*given, **named)
-            self.spent_ns += now_ns() - began_ns
+            answer = call(*given, **named)
+            took_ns = now_ns() - began_ns
+            if self.is_hidden:
+                self.hidden_ns += took_ns
+            else:
+                self.path_ns += took_ns
+            return answer
 
         return timed
+
+
+class Timed:
+    """A probe, or its marks, with timed calls; all other attributes are passed through."""
+
+    def __init__(self, timed: Any, times: CallTimes, names: tuple[str, ...] = CALLS) -> None:
+        self._timed = timed
+        self._times = times
+        for name in names:
+            setattr(self, name, times.timed(getattr(timed, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timed, name)
+
+    @property
+    def hidden(self) -> AbstractContextManager[None]:
+        """Return the context of calls behind a launch."""
+        return self._behind_launch()
+
+    def marks(self) -> Any:
+        """Return the marks, timed, where the probe has any."""
+        marks = self._timed.marks()
+        return None if marks is None else Timed(marks, self._times, MARKS)
+
+    @contextmanager
+    def _behind_launch(self) -> Iterator[None]:
+        with self._timed.hidden:
+            self._times.is_hidden = True
+            try:
+                yield
+            finally:
+                self._times.is_hidden = False
 
 
 class Decoding:
@@ -118,45 +154,55 @@ def run_pairs(
     none = Probe.disabled()
     for first in range(0, pairs, _PAIRS_PER_BATCH):
         num = min(_PAIRS_PER_BATCH, pairs - first)
-        decoding = Decoding(engine, probe, batch, most_steps=2 * steps * (num + 1) + 16)
+        decoding = Decoding(engine, probe, batch, most_steps=2 * (steps + 1) * (num + 1) + 16)
         try:
             for _ in range(num):
                 took: dict[bool, list[int]] = {}
                 for is_on in draw.sample([True, False], 2):
-                    took[is_on] = decoding.run(probe if is_on else none, steps)
+                    observed = probe if is_on else none
+                    decoding.run(observed, 1)  # a server changes its probe never, and we each time
+                    took[is_on] = decoding.run(observed, steps)
                 yield Pair(took[True], took[False])
         finally:
             decoding.close()
 
 
-def calls_ns(engine: Engine, probe: Probe, batch: int) -> float:
-    """Return the nanoseconds of a step's calls in the engine, whose weights evict the caches."""
-    read = {True: 0.0, False: 0.0}
+def calls_ns(engine: Engine, probe: Probe, batch: int) -> tuple[float, float]:
+    """Return the nanoseconds of a step's calls in the engine, whose weights evict the caches.
+
+    Returns:
+        on the step's path, and behind its launch.
+    """
+    read = {True: [0.0, 0.0], False: [0.0, 0.0]}
     num_rounds, num_steps = 12, 10
     decoding = Decoding(engine, probe, batch, most_steps=2 * num_rounds * (num_steps + 1) + 16)
     for _ in range(num_rounds):
-        for is_on in read:
-            timed = Timed(probe if is_on else Probe.disabled())
+        for is_on, sums in read.items():
+            times = CallTimes()
+            timed = Timed(probe if is_on else Probe.disabled(), times)
             decoding.run(timed, 1)
-            timed.spent_ns = 0
+            times.path_ns = times.hidden_ns = 0
             decoding.run(timed, num_steps)
-            read[is_on] += timed.spent_ns / num_steps / num_rounds
+            sums[0] += times.path_ns / num_steps / num_rounds
+            sums[1] += times.hidden_ns / num_steps / num_rounds
     decoding.close()
-    return read[True] - read[False]
+    path_ns, hidden_ns = (on - off for on, off in zip(read[True], read[False], strict=True))
+    return path_ns, hidden_ns
 
 
 def compare(engine: Engine, probe: Probe, batch: int, *, pairs: int, steps: int) -> dict[str, Any]:
     """Run the pairs at one batch size."""
     measured = list(run_pairs(engine, probe, batch, pairs=pairs, steps=steps))
-    in_calls_ns = calls_ns(engine, probe, batch)
+    path_ns, hidden_ns = calls_ns(engine, probe, batch)
     step_ns = statistics.median(ns for pair in measured for ns in pair.off)
     mean = interval(measured, mean_ratio)
     tail = interval(grouped(measured), tail_ratio)
-    share = in_calls_ns / step_ns
+    share = path_ns / step_ns
     return {
         "batch": batch,
         "step_ms": step_ns / 1e6,
-        "calls_us": in_calls_ns / 1e3,
+        "calls_us": path_ns / 1e3,
+        "hidden_us": hidden_ns / 1e3,
         "calls_share": share,
         "throughput_overhead": mean,
         "p99_overhead": tail,

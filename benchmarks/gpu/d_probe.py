@@ -62,7 +62,7 @@ def measure(setting: Setting, bank: Bank) -> None:
 
 def compare(engine: Engine, probe: Probe, batch: int, *, until_s: float) -> dict[str, Any]:
     """Run pairs at one batch until it is time to stop."""
-    in_calls_ns = calls_ns(engine, probe, batch)
+    path_ns, hidden_ns = calls_ns(engine, probe, batch)
     pairs: list[Pair] = []
     with closing(run_pairs(engine, probe, batch, pairs=_MOST_PAIRS, steps=_STEPS)) as running:
         for pair in running:
@@ -71,12 +71,13 @@ def compare(engine: Engine, probe: Probe, batch: int, *, until_s: float) -> dict
                 break
     mean = interval(pairs, mean_ratio)
     step_ns = statistics.median(ns for pair in pairs for ns in pair.off)
-    share = in_calls_ns / step_ns
+    share = path_ns / step_ns
     return {
         "batch": batch,
         "num_pairs": len(pairs),
         "step_ms": step_ns / 1e6,
-        "calls_us": in_calls_ns / 1e3,
+        "calls_us": path_ns / 1e3,
+        "hidden_us": hidden_ns / 1e3,
         "calls_share": share,
         "throughput_overhead": mean,
         "pooled_p99_overhead": p99_ratio(pairs) - 1,
@@ -91,7 +92,8 @@ def line_of(name: str, row: dict[str, Any]) -> str:
     verdict = "passes" if row["passes"] else "does NOT pass"
     return (
         f"{name}: step {row['step_ms']:.2f} ms, calls {row['calls_us']:.1f} µs "
-        f"({row['calls_share']:.2%}), mean {middle:+.2%} [{low:+.2%} {high:+.2%}] over "
+        f"({row['calls_share']:.2%}) and {row['hidden_us']:.1f} µs behind launches, mean "
+        f"{middle:+.2%} [{low:+.2%} {high:+.2%}] over "
         f"{row['num_pairs']} pairs: {verdict}; p99 {row['pooled_p99_overhead']:+.2%}"
         + ("" if row["is_on_at_the_end"] else "; the probe was OFF at the end")
     )
