@@ -158,8 +158,12 @@ def test_outputs_are_unchanged_and_every_token_is_recorded(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_step_of_a_gpu_has_a_device_span_within_its_host_span(
-    way: str, tmp_path: Path
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch._inductor import config
+
+    # A static cache is compiled, by processes that would outlast the test.
+    monkeypatch.setattr(config, "compile_threads", 1)
     model = llama().to("cuda:0")
     expected = WAYS[way](model)
     with inferscope.observe(model) as seen:
