@@ -369,6 +369,8 @@ class EngineFold:
         Returns:
             whether a window was due.
         """
+        if self.first_ns is None:  # a recording names the rings that begin later in it
+            return False
         num_joined = self.joins.num_joined
         are_few = num_joined - self._num_seen < _FEW_STEPS
         is_full = num_joined - self._num_booked >= _MOST_STEPS

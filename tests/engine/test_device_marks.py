@@ -1,4 +1,4 @@
-"""Steps on a device with a clock of its own: every one is timed, and none takes the probe's lock."""
+"""Steps on a device with a clock of its own: all are timed, none under the probe's lock."""
 
 from __future__ import annotations
 
