@@ -24,12 +24,38 @@ from inferscope.engine.runner import Runner
 from inferscope.probe import Probe
 from inferscope.readers.source import open_replay
 
-TOKEN_BUDGET = 256
-MAX_RUNNING = 64
-SHORTEST_PROMPT, LONGEST_PROMPT = 16, 512
-"""Smallest chunk in tokens: a smaller one's share of a large step cannot be measured."""
-LONGEST_OUTPUT = 96
-LONGEST_REQUEST = LONGEST_PROMPT + LONGEST_OUTPUT
+
+@dataclass(frozen=True)
+class Ranges:
+    """Sizes of the requests and steps that are drawn.
+
+    Attributes:
+        token_budget: tokens of a step.
+        max_running: requests at once.
+        shortest_prompt: tokens; a smaller chunk's share of a large step cannot be measured.
+        longest_prompt: tokens.
+        longest_output: tokens.
+    """
+
+    token_budget: int
+    max_running: int
+    shortest_prompt: int
+    longest_prompt: int
+    longest_output: int
+
+    @property
+    def longest_request(self) -> int:
+        """Return the tokens of prompt and output together."""
+        return self.longest_prompt + self.longest_output
+
+    def context(self, draw: random.Random) -> int:
+        """Draw the tokens before a chunk or a decode."""
+        return round(log_uniform(draw, self.shortest_prompt, self.longest_prompt))
+
+
+ON_CPU = Ranges(256, 64, 16, 512, 96)
+ON_GPU = Ranges(2048, 64, 128, 4096, 96)
+"""A GPU takes longer for these steps than the host takes to launch them."""
 LARGEST_WITH_ALL_SUBSETS = 6
 _NUM_BLOCKS = 2400
 _STEPS_PER_LEVEL = (4, 32)
@@ -62,10 +88,10 @@ def open_engine(name: str, dtype: str) -> tuple[Engine, Runner]:
     """Load a model that one thread of this process runs."""
     torch.set_num_threads(1)
     options = EngineOptions(
-        token_budget=TOKEN_BUDGET,
-        max_running=MAX_RUNNING,
+        token_budget=ON_CPU.token_budget,
+        max_running=ON_CPU.max_running,
         num_blocks=_NUM_BLOCKS,
-        max_model_tokens=LONGEST_REQUEST,
+        max_model_tokens=ON_CPU.longest_request,
         prefix_cache=False,
         dtype=dtype,
     )
@@ -104,7 +130,7 @@ def digest(model: StepModel) -> str:
     return hashlib.sha256(tables + np.array(scalars).tobytes()).hexdigest()
 
 
-def serve(engine: Engine, draw: random.Random, num_steps: int) -> int:
+def serve(engine: Engine, draw: random.Random, num_steps: int, ranges: Ranges = ON_CPU) -> int:
     """Serve requests of all lengths, now few of them at once, now many, and now and then none.
 
     Returns:
@@ -113,16 +139,16 @@ def serve(engine: Engine, draw: random.Random, num_steps: int) -> int:
     scheduler = engine.scheduler
     done = 0
     while done < num_steps:
-        wanted = round(log_uniform(draw, 1, MAX_RUNNING))
+        wanted = round(log_uniform(draw, 1, ranges.max_running))
         pace = log_uniform(draw, *_ARRIVALS)
         until = done + draw.randint(*_STEPS_PER_LEVEL)
         while done < until:
             missing = wanted - len(scheduler.running) - len(scheduler.waiting)
             coming = int(pace + draw.random())
             for _ in range(min(missing, coming if engine.has_work else max(1, coming))):
-                num_prompt = round(log_uniform(draw, SHORTEST_PROMPT, LONGEST_PROMPT))
+                num_prompt = ranges.context(draw)
                 prompt = [draw.randrange(1, engine.model.config.vocab) for _ in range(num_prompt)]
-                num_output = draw.randint(1, LONGEST_OUTPUT)
+                num_output = draw.randint(1, ranges.longest_output)
                 engine.submit(prompt, Sampling(max_tokens=num_output, ignore_eos=True))
             engine.step()
             done += 1
@@ -140,49 +166,47 @@ def _drain(engine: Engine) -> int:
     return num_steps
 
 
-def step_shapes(draw: random.Random, num_steps: int) -> list[StepShape]:
+def step_shapes(draw: random.Random, num_steps: int, ranges: Ranges = ON_CPU) -> list[StepShape]:
     """Draw mixed steps: a quarter of them small, the others up to a full batch."""
     num_small = num_steps // 4
     small = [4 + at % (LARGEST_WITH_ALL_SUBSETS - 3) for at in range(num_small)]
     num_large = num_steps - num_small
     first = LARGEST_WITH_ALL_SUBSETS + 2
-    ratio = (MAX_RUNNING / first) ** (1 / max(1, num_large - 1))
+    ratio = (ranges.max_running / first) ** (1 / max(1, num_large - 1))
     large = [round(first * ratio**at) for at in range(num_large)]
-    return [_small(draw, num) for num in small] + [
-        _large(draw, num, 1 + (at % 3 == 2)) for at, num in enumerate(large)
+    return [_small(draw, num, ranges) for num in small] + [
+        _large(draw, num, 1 + (at % 3 == 2), ranges) for at, num in enumerate(large)
     ]
 
 
-def _small(draw: random.Random, num: int) -> StepShape:
+def _small(draw: random.Random, num: int, ranges: Ranges) -> StepShape:
     """Draw a step whose decodes have different contexts."""
     num_chunks = draw.randint(1, 3)
     num_decodes = num - num_chunks
-    decodes = [Part(1, _context(draw), is_sampled=True) for _ in range(num_decodes)]
-    return StepShape(_chunks(draw, num_chunks, num_decodes), tuple(decodes), is_pooled=False)
+    decodes = [Part(1, ranges.context(draw), is_sampled=True) for _ in range(num_decodes)]
+    return StepShape(
+        _chunks(draw, num_chunks, num_decodes, ranges), tuple(decodes), is_pooled=False
+    )
 
 
-def _large(draw: random.Random, num: int, num_chunks: int) -> StepShape:
+def _large(draw: random.Random, num: int, num_chunks: int, ranges: Ranges) -> StepShape:
     """Draw a step whose decodes differ by a token or two, as in any real batch."""
-    num_decodes, context = num - num_chunks, _context(draw)
+    num_decodes, context = num - num_chunks, ranges.context(draw)
     decodes = [Part(1, context + at % 3, is_sampled=True) for at in range(num_decodes)]
-    return StepShape(_chunks(draw, num_chunks, num_decodes), tuple(decodes), is_pooled=True)
+    return StepShape(_chunks(draw, num_chunks, num_decodes, ranges), tuple(decodes), is_pooled=True)
 
 
-def _chunks(draw: random.Random, num: int, num_decodes: int) -> tuple[Part, ...]:
+def _chunks(draw: random.Random, num: int, num_decodes: int, ranges: Ranges) -> tuple[Part, ...]:
     """Draw chunks that fit into the budget; half of them begin, half of them end a prompt."""
-    left = TOKEN_BUDGET - num_decodes
+    left = ranges.token_budget - num_decodes
     chunks = []
     for at in range(num):
-        most = left - SHORTEST_PROMPT * (num - 1 - at)
-        tokens = round(log_uniform(draw, SHORTEST_PROMPT, most))
-        context = min(draw.choice((0, _context(draw))), LONGEST_REQUEST - tokens)
+        most = left - ranges.shortest_prompt * (num - 1 - at)
+        tokens = round(log_uniform(draw, ranges.shortest_prompt, most))
+        context = min(draw.choice((0, ranges.context(draw))), ranges.longest_request - tokens)
         chunks.append(Part(tokens, context, is_sampled=draw.random() < 0.5))
         left -= tokens
     return tuple(chunks)
-
-
-def _context(draw: random.Random) -> int:
-    return round(log_uniform(draw, SHORTEST_PROMPT, LONGEST_PROMPT))
 
 
 def log_uniform(draw: random.Random, least: float, most: float) -> float:

@@ -1,7 +1,7 @@
 """(f) The fair split against the truth: mixed steps measured with every part of their batch.
 
 As benchmarks/attribution_truth.py, but timed by the device: the model learns from a served load,
-is frozen, and is asked about steps that it has never seen. A step is taken apart if 20 rounds of
+is frozen, and is asked about steps that it has never seen. A step is taken apart if 10 rounds of
 its coalitions fit into the time that is left; the others are listed as omitted.
 """
 
@@ -31,12 +31,12 @@ from inferscope.engine.runner import Runner
 from inferscope.probe import Probe
 from inferscope.readers.source import open_replay
 
-REPEATS, _DRY_REPEATS = 20, 2
+REPEATS, _DRY_REPEATS = 10, 2
 """Rounds of a step's coalitions, besides one that only warms up."""
 _GAP = 4.0
-_LEARN_SHARE = 0.45
+_LEARN_SHARE = 0.4
 _NUM_SHAPES, _DRY_SHAPES = 24, 4
-_NUM_BLOCKS = 2400
+_BLOCK_TOKENS = 16
 _LEAST_STEPS = 256
 _GOLDEN = 0.6180339887498949
 
@@ -44,15 +44,18 @@ _GOLDEN = 0.6180339887498949
 def measure(setting: Setting, bank: Bank) -> None:
     """Learn, freeze, take steps apart."""
     began_s = time.monotonic()
+    ranges = served.ON_CPU if setting.is_dry else served.ON_GPU
+    num_blocks = ranges.max_running * (ranges.longest_request // _BLOCK_TOKENS + 1)
     options = EngineOptions(
-        device=setting.device, token_budget=served.TOKEN_BUDGET, max_running=served.MAX_RUNNING,
-        num_blocks=_NUM_BLOCKS, max_model_tokens=served.LONGEST_REQUEST, prefix_cache=False,
+        device=setting.device, token_budget=ranges.token_budget, max_running=ranges.max_running,
+        num_blocks=num_blocks, max_model_tokens=ranges.longest_request, prefix_cache=False,
         cuda_graphs=False,  # or coalitions of decodes alone would be steps of another mode
     )  # fmt: skip
     model = load_model(setting.model, options)
-    runner = Runner.of(model, options, num_blocks=_NUM_BLOCKS)
+    runner = Runner.of(model, options, num_blocks=num_blocks)
     engine = Engine(model, options, runner=runner)
-    frozen = learn(engine, setting, until_s=began_s + _LEARN_SHARE * setting.seconds)
+    until_s = began_s + _LEARN_SHARE * setting.seconds
+    frozen = learn(engine, setting, ranges, until_s=until_s)
     bank.keep(
         "learned",
         {"num_steps": frozen.num_steps, "sha256": frozen.sha256, "residual": frozen.residual},
@@ -62,7 +65,7 @@ def measure(setting: Setting, bank: Bank) -> None:
     until_s = max(began_s + setting.seconds, time.monotonic() + setting.seconds / 4)
     draw, rows, left_out = random.Random("gpu steps"), list[dict[str, Any]](), list[str]()
     num_shapes = _DRY_SHAPES if setting.is_dry else _NUM_SHAPES
-    for shape in interleaved(served.step_shapes(random.Random("gpu shapes"), num_shapes)):
+    for shape in interleaved(served.step_shapes(random.Random("gpu shapes"), num_shapes, ranges)):
         if time.monotonic() > until_s:
             break
         name = name_of(shape)
@@ -190,7 +193,9 @@ def score_lines(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> list
     return lines
 
 
-def learn(engine: Engine, setting: Setting, *, until_s: float) -> served.Frozen:
+def learn(
+    engine: Engine, setting: Setting, ranges: served.Ranges, *, until_s: float
+) -> served.Frozen:
     """Serve under the probe, timed by the device, and freeze what the fold has learned.
 
     Raises:
@@ -202,7 +207,7 @@ def learn(engine: Engine, setting: Setting, *, until_s: float) -> served.Frozen:
         engine.probe = Probe.open(describe(engine, name=setting.model), timer=timer)
         num_steps, draw = 0, random.Random("gpu load")
         while time.monotonic() < until_s or num_steps < _LEAST_STEPS:
-            num_steps += served.serve(engine, draw, 64)
+            num_steps += served.serve(engine, draw, 64, ranges)
         time.sleep(0.3)
         engine.probe.close()
         engine.probe = Probe.disabled()

@@ -44,7 +44,7 @@ def test_the_load_fills_the_budget_of_some_mixed_steps_and_leaves_it_in_others(
     num_steps = served.serve(engine, random.Random(1), 600)
     assert len(spy.ran) == num_steps >= 600
     mixed = [sum(counts) for counts in spy.ran if 1 in counts and max(counts) > 1]
-    full = mixed.count(served.TOKEN_BUDGET)
+    full = mixed.count(served.ON_CPU.token_budget)
     assert full > 30
     assert len(mixed) - full > 30
     assert len(set(mixed)) > 30
