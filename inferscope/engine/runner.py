@@ -214,7 +214,7 @@ class Runner:
                 self._draft.propose(step - 1, plan, probe)
             batch = self.prepare(plan)
             mode = "graph" if batch.graph_size else "eager"
-            if self._probe is not probe:
+            if self.is_asynchronous and self._probe is not probe:
                 self._probe, self._marks = probe, probe.marks()
             marks = self._marks
             if marks is None:
