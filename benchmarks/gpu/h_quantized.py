@@ -1,7 +1,8 @@
 """(h) Quantised weights beside whole ones: decode and prefill steps of the same model.
 
-int8 and int4 matrices are dequantised before each product where torch has no kernel for the device,
-which moves more bytes than whole weights; fp8 products run on Hopper's tensor cores. MBU is by the
+int8 and int4 matrices are read as they are by the kernels of decode steps, and dequantised before
+each product of a prefill, which moves more bytes than whole weights; fp8 products run on Hopper's
+tensor cores. MBU is by the
 modelled bytes, which count a quantised weight once, and the rate that (e) measures.
 """
 

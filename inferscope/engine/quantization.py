@@ -6,9 +6,12 @@
                                                quantised, with a scale per token
 
 Only the layers' matrices are quantised. Embedding, lm_head, norms, biases and routers keep the
-activations' dtype. A product either runs torch's kernel on the small weights, or dequantises the
-matrix first and multiplies as usual. Thread milliseconds on an AVX2 CPU, 1024 x 1024 weights, in
-one run on a loaded machine; "dequantised" adds a dequantisation and a plain product timed apart:
+activations' dtype. A product either runs a kernel on the small weights, or dequantises the matrix
+first and multiplies as usual, which moves more bytes than whole weights do. The kernels are torch's
+on a CPU. On a GPU whose torch has Triton they are those of `weight_kernels.py`, for few tokens: a
+decode step then reads the small weights alone. Thread milliseconds on an AVX2 CPU, 1024 x 1024
+weights, in one run on a loaded machine; "dequantised" adds a dequantisation and a plain product
+timed apart:
 
               float32                          bfloat16
     tokens    plain   dequantised   kernel     plain   dequantised   kernel (int8, int4)
@@ -16,14 +19,17 @@ one run on a loaded machine; "dequantised" adds a dequantisation and a plain pro
     32        1.2     1.6           37         6.7     7.1           1.5    1.6
     256       8.4     8.8           365        54      54            13     13
 
-So the kernels run on 16-bit activations only. On a CPU with bfloat16 instructions the int8 kernel
-runs for few rows only, because there a plain product should be faster; that was not measured.
+So the kernels run on 16-bit activations only, on a GPU as well. On a CPU with bfloat16 instructions
+the int8 kernel runs for few rows only, because there a plain product should be faster; that was not
+measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
@@ -40,6 +46,8 @@ _KERNEL_MULTIPLE = 64
 """Divisor of rows and columns that the CPU kernels need; other widths crash in torch 2.13."""
 _KERNEL_TOKENS = 32
 """Maximum tokens of an int8 kernel on a CPU with bfloat16 instructions."""
+_GPU_KERNEL_TOKENS = 128
+"""Maximum tokens of a kernel on a GPU; more are worth the bytes of a dequantised matrix."""
 _MAX_E4M3 = 448.0
 _HOPPER = (9, 0)
 
@@ -92,6 +100,10 @@ class Int8Matrix:
         """Return the inputs times the matrix."""
         if self._runs_kernel(len(inputs)):
             return torch._weight_int8pack_mm(inputs.contiguous(), self.values, self.scales)
+        if _runs_gpu_kernel(inputs):
+            from inferscope.engine.weight_kernels import int8_product  # needs Triton
+
+            return int8_product(inputs, self.values, self.scales)
         return functional.linear(inputs, self.dequantized())
 
     def dequantized(self) -> Tensor:
@@ -113,8 +125,9 @@ class Int4Matrix:
     """Matrix of 4-bit integers, two in a byte, stored as `q + 8`.
 
     Attributes:
-        nibbles: [outputs, inputs / 2] uint8, the even input in the low half
-        scales: [outputs, groups] in the dtype of the activations
+        nibbles: [outputs, inputs / 2] uint8; a low half is of the first half of the inputs, the
+            high half of the second
+        scales: [outputs, groups] in the dtype of the activations; in memory group by group
     """
 
     nibbles: Tensor
@@ -124,15 +137,21 @@ class Int4Matrix:
     def of(cls, matrix: Tensor) -> Int4Matrix:
         """Quantise a matrix."""
         values, scales = _int4(matrix)
-        return cls(values[:, ::2] | (values[:, 1::2] << 4), scales)
+        low, high = values.chunk(2, dim=1)
+        return cls(low | (high << 4), scales.T.contiguous().T)
 
     def product(self, inputs: Tensor) -> Tensor:
         """Return the inputs times the matrix."""
+        # A tile of bytes holds a group of each half, so the halves must be whole groups.
+        if _runs_gpu_kernel(inputs) and self.scales.shape[1] % 2 == 0:
+            from inferscope.engine.weight_kernels import int4_product  # needs Triton
+
+            return int4_product(inputs, self.nibbles, self.scales)
         return functional.linear(inputs, self.dequantized())
 
     def dequantized(self) -> Tensor:
         """Return the matrix in the dtype of the activations."""
-        values = torch.stack([self.nibbles & 15, self.nibbles >> 4], dim=-1)
+        values = torch.cat([self.nibbles & 15, self.nibbles >> 4], dim=1)
         grouped = values.view(*self.scales.shape, -1).to(self.scales.dtype) - 8
         return (grouped * self.scales.unsqueeze(-1)).flatten(1)
 
@@ -263,6 +282,20 @@ def _check_fp8(dtype: torch.dtype, device: torch.device) -> None:
 def _has_cpu_kernel(shape: torch.Size, like: Tensor) -> bool:
     is_aligned = not any(length % _KERNEL_MULTIPLE for length in shape)
     return is_aligned and like.device.type == "cpu" and like.dtype is not torch.float32
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _runs_gpu_kernel(inputs: Tensor) -> bool:
+    return (
+        inputs.is_cuda
+        and len(inputs) <= _GPU_KERNEL_TOKENS
+        and inputs.dtype is not torch.float32
+        and _has_triton()
+    )
 
 
 def _scales(matrix: Tensor, *, largest: float) -> Tensor:

@@ -228,9 +228,10 @@ def test_option_has_no_effect_without_a_gpu(tiny_engine: Callable[..., Engine]) 
         assert isinstance(runner._attention, PagedAttention)
 
 
-def test_kernels_use_only_globals_that_triton_compiles() -> None:
+@pytest.mark.parametrize("module", ["kernels", "weight_kernels"])
+def test_kernels_use_only_globals_that_triton_compiles(module: str) -> None:
     """Triton evaluates annotations as well; its interpreter, which tests run, does not."""
-    spec = find_spec("inferscope.engine.kernels")
+    spec = find_spec(f"inferscope.engine.{module}")
     assert spec is not None
     assert spec.origin is not None
     source = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
