@@ -1,4 +1,4 @@
-"""Products with quantised weights in Triton.
+"""Products with quantised weights in Triton, and the quantisation of fp8 inputs.
 
 Imported only on a GPU whose torch has Triton. A decode step reads each weight once for few tokens,
 so its time is that of reading the weights. These kernels read the small integers and turn them into
@@ -29,6 +29,8 @@ _LEAST_SPLIT_TILES = 4
 _TILE_INPUTS = 128
 """Inputs of a tile of int8 weights; one of int4 weights has two groups."""
 _SUM_TILE = 512
+_THREAD_ELEMENTS = 32
+"""Elements of a row in the registers of one thread."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -138,6 +140,28 @@ def _sum_splits(
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=at < length)
 
 
+@triton.jit
+def _fp8_row(
+    rows: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    width: tl.tensor,
+    WIDTH_PAD: tl.constexpr,
+    LARGEST: tl.constexpr,
+) -> None:
+    """Quantise one row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH_PAD)
+    value = tl.load(rows + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+    # div_rn: the usual quotient is approximate.
+    scale = tl.div_rn(tl.max(tl.abs(value), 0), LARGEST)
+    scale = tl.where(scale == 0.0, 1.0, scale)
+    scaled = tl.div_rn(value, scale)
+    clamped = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(values + row * width + at, clamped.to(values.dtype.element_ty), mask=at < width)
+    tl.store(scales + row, scale)
+
+
 def int8_product(inputs: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """Return inputs [rows, inputs] times int8 weights, see `Int8Matrix`, in the inputs' dtype."""
     return _product(_int8_product, inputs, values, scales, tile=_TILE_INPUTS, INPUTS=_TILE_INPUTS)
@@ -151,6 +175,19 @@ def int4_product(inputs: Tensor, nibbles: Tensor, scales: Tensor) -> Tensor:
     group = inputs.shape[1] // scales.shape[1]
     by_group = scales.T.contiguous()  # as it is in memory already
     return _product(_int4_product, inputs, nibbles, by_group, tile=group, GROUP=group)
+
+
+def fp8_rows(rows: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    """Return e4m3 values up to `largest`, and the float32 scale of each row."""
+    num_rows, width = rows.shape
+    values = torch.empty(rows.shape, dtype=torch.float8_e4m3fn, device=rows.device)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=rows.device)
+    padded = triton.next_power_of_2(width)
+    _fp8_row[(num_rows,)](
+        rows.contiguous(), values, scales, width, WIDTH_PAD=padded, LARGEST=largest,
+        num_warps=min(max(padded // (32 * _THREAD_ELEMENTS), 4), 32),
+    )  # fmt: skip
+    return values, scales
 
 
 def _product(

@@ -14,7 +14,7 @@ import torch
 
 from inferscope.engine import quantization
 from inferscope.engine.graphs import cuda_capture
-from inferscope.engine.quantization import Int4Matrix, Int8Matrix
+from inferscope.engine.quantization import Fp8Matrix, Int4Matrix, Int8Matrix
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytest.importorskip("triton")
@@ -24,6 +24,9 @@ if not (IS_INTERPRETED or torch.cuda.is_available()):
 from inferscope.engine import weight_kernels  # noqa: E402
 
 pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
+needs_hopper = pytest.mark.skipif(
+    IS_INTERPRETED or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
+)
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda:0")
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_ROWS = quantization._GPU_KERNEL_TOKENS
@@ -125,10 +128,50 @@ def test_inputs_are_divided_where_the_outputs_are_too_few(
     assert_exact(matrix.product(inputs), inputs, matrix)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="needs a GPU")
-@pytest.mark.parametrize("kind", [Int8Matrix, Int4Matrix])
+def hard_rows(width: int) -> torch.Tensor:
+    """Return rows of several magnitudes: one of zeros, one with an infinity, one with a NaN."""
+    rows = drawn(6, width, seed=width)
+    rows[1] = 0
+    rows[2] *= 1e-30
+    rows[3] *= 1e30
+    rows[4, width // 2] = float("inf")
+    rows[5, width // 2] = float("nan")
+    return rows
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("width", [3, 48, 300, 4096, 14336])
+def test_fp8_rows_are_scaled_as_in_torch(width: int) -> None:
+    """The interpreter rounds to e4m3 wrongly: the kernel stores what it would round."""
+    rows = hard_rows(width)
+    scaled = torch.empty(rows.shape, device=DEVICE)
+    scales = torch.empty(len(rows), device=DEVICE)
+    padded = 1 << (width - 1).bit_length()
+    weight_kernels._fp8_row[(len(rows),)](
+        rows, scaled, scales, width, WIDTH_PAD=padded, LARGEST=quantization._MAX_E4M3
+    )
+    values, expected = quantization._fp8(rows)
+    assert torch.equal(scales[:5], expected[:5])
+    assert torch.equal(scaled.to(torch.float8_e4m3fn)[:4].float(), values[:4].float())
+    assert scaled[4:, width // 2].isnan().all()
+
+
+@needs_hopper
+@pytest.mark.parametrize("num_rows", [1, 64, 300])
+@pytest.mark.parametrize("width", [48, 300, 4096, 14336])
+def test_fp8_rows_are_those_of_torch(width: int, num_rows: int) -> None:
+    rows = drawn(num_rows, width, seed=width)
+    rows[num_rows // 2] = 0
+    values, scales = weight_kernels.fp8_rows(rows, quantization._MAX_E4M3)
+    expected, expected_scales = quantization._fp8(rows)
+    assert torch.equal(scales, expected_scales)
+    assert torch.equal(values.float(), expected.float())
+
+
+@needs_hopper
+@pytest.mark.parametrize("kind", [Int8Matrix, Int4Matrix, Fp8Matrix])
 def test_products_in_a_graph_are_those_outside(
-    kind: type[Int8Matrix | Int4Matrix],
+    kind: type[Int8Matrix | Int4Matrix | Fp8Matrix],
 ) -> None:
     matrix = kind.of(drawn(256, 2048))
     inputs = drawn(4, 2048, seed=1)
