@@ -49,7 +49,8 @@ _KERNEL_TOKENS = 32
 _GPU_KERNEL_TOKENS = 128
 """Maximum tokens of a kernel on a GPU; more are worth the bytes of a dequantised matrix."""
 _MAX_E4M3 = 448.0
-_HOPPER = (9, 0)
+_AMPERE, _HOPPER = (8, 0), (9, 0)
+"""Compute capabilities: a large tile of the GPU kernels fits the shared memory from Ampere on."""
 
 
 class QuantizedMatrix(Protocol):
@@ -295,6 +296,7 @@ def _runs_gpu_kernel(inputs: Tensor) -> bool:
         and len(inputs) <= _GPU_KERNEL_TOKENS
         and inputs.dtype is not torch.float32
         and _has_triton()
+        and torch.cuda.get_device_capability(inputs.device) >= _AMPERE
     )
 
 

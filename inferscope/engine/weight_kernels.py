@@ -19,15 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 _FEW_ROWS = 16
-"""Minimum side of a matrix product in Triton."""
-_FEW_OUTPUTS = 64
-"""Outputs of a tile of few rows. Tiles of more rows have twice both sides."""
+"""Rows of a small tile: the minimum side of a matrix product in Triton."""
+_MANY_ROWS = 64
+"""Rows of a large tile, which has more outputs too: it reads more inputs for its weights."""
+_FEW_OUTPUTS, _MANY_OUTPUTS = 64, 128
+"""Outputs of a small and of a large tile."""
 _PROGRAMS = 512
 """Programs of a product of few rows, about: four for each processor of an H100."""
 _LEAST_SPLIT_TILES = 4
 """Minimum size of a split in tiles: adding up a smaller one costs as much as it saves."""
 _TILE_INPUTS = 128
-"""Inputs of a tile of int8 weights; one of int4 weights has two groups."""
+"""Inputs of a small tile of int8 weights, twice those of a large one; int4 has two groups."""
 _SUM_TILE = 512
 _THREAD_ELEMENTS = 32
 """Elements of a row in the registers of one thread."""
@@ -164,7 +166,10 @@ def _fp8_row(
 
 def int8_product(inputs: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """Return inputs [rows, inputs] times int8 weights, see `Int8Matrix`, in the inputs' dtype."""
-    return _product(_int8_product, inputs, values, scales, tile=_TILE_INPUTS, INPUTS=_TILE_INPUTS)
+    tile = _TILE_INPUTS
+    # Half of it leaves shared memory for two large tiles on a processor.
+    step = tile if len(inputs) <= _FEW_ROWS else tile // 2
+    return _product(_int8_product, inputs, values, scales, tile=tile, INPUTS=step)
 
 
 def int4_product(inputs: Tensor, nibbles: Tensor, scales: Tensor) -> Tensor:
@@ -200,12 +205,12 @@ def _product(
         inputs: [rows, inputs]
         weights: [outputs, elements of a row]
         scales: of the weights.
-        tile: elements of a row that the kernel reads at once.
+        tile: elements of a row of which a split has whole multiples.
         shape: constants of the kernel.
     """
     num_rows, (num_outputs, row_elements) = len(inputs), weights.shape
-    factor = 1 if num_rows <= _FEW_ROWS else 2
-    rows, outputs = factor * _FEW_ROWS, factor * _FEW_OUTPUTS
+    is_few = num_rows <= _FEW_ROWS
+    rows, outputs = (_FEW_ROWS, _FEW_OUTPUTS) if is_few else (_MANY_ROWS, _MANY_OUTPUTS)
     # The inputs are divided in the same way for any number of rows.
     most_splits = triton.cdiv(_PROGRAMS, triton.cdiv(num_outputs, _FEW_OUTPUTS))
     num_tiles = triton.cdiv(row_elements, tile)
@@ -221,9 +226,9 @@ def _product(
     kernel[grid](
         inputs.contiguous(), weights, scales, partial,
         num_rows, num_outputs, row_elements, split_tiles * tile,
-        ROWS=rows, OUTPUTS=outputs, **shape,
+        ROWS=rows, OUTPUTS=outputs, num_warps=4 if is_few else 8, num_stages=4 if is_few else 3,
         # On a CPU Triton's interpreter runs, whose products take bfloat16 for whole numbers.
-        WIDE=inputs.device.type == "cpu", num_warps=4 * factor, num_stages=4,
+        WIDE=inputs.device.type == "cpu", **shape,
     )  # fmt: skip
     if num_splits > 1:
         _sum_splits[(triton.cdiv(out.numel(), _SUM_TILE),)](
