@@ -29,13 +29,17 @@ from inferscope.sampler.cupti.search import usable
 from inferscope.sampler.cupti.session import Decoded, Session
 from inferscope.sampler.source import Claimer, LogLine, Unavailable, facts, silence
 
+SHORTEST_NS = 200_000_000
+"""Shortest period of decodes: each has a fixed cost, however few windows it finds, and records of
+requests wait up to 500 ms for counters."""
+
 
 class CuptiPmSource:
     """Reader of PM samples.
 
     Attributes:
         name: "pm".
-        period_ns: period of decodes in nanoseconds.
+        period_ns: period of decodes in nanoseconds, at least 200 ms.
     """
 
     name = "pm"
@@ -59,14 +63,14 @@ class CuptiPmSource:
             claims: claims of devices, shared with the other sources.
             clock: both clocks, for the anchors of windows.
             log_line: prints a line for the operator.
-            period_ns: period of decodes in nanoseconds.
+            period_ns: period of decodes in nanoseconds; shorter ones become 200 ms.
             interval_ns: length of a window in nanoseconds.
             wanted: CUDA ordinals or UUID prefixes of devices; empty for all.
             despite: programs of PROFILERS that the user declares not to hold the counters.
             load: loads and returns the library.
             list_devices: returns the devices' UUIDs in CUDA's order.
         """
-        self.period_ns = period_ns
+        self.period_ns = max(period_ns, SHORTEST_NS)
         self._claims = claims
         self._clock = clock
         self._log_line = log_line
