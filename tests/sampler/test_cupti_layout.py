@@ -33,7 +33,10 @@ ENUMS = {
     "ERROR_WSL_NOT_SUPPORTED": "CUPTI_ERROR_WSL_DEVICE_NOT_SUPPORTED",
     "ERROR_UNKNOWN": "CUPTI_ERROR_UNKNOWN",
 }
-HEADERS = ("cuda", "cupti_result", "cupti_target", "cupti_profiler_target", "cupti_profiler_host")
+HEADERS = (
+    "cuda", "cupti_result", "cupti_target", "cupti_profiler_target", "cupti_profiler_host",
+    "nvperf_host", "nvperf_cuda_host",
+)  # fmt: skip
 SINGLE_PASS_SETS = 130_200
 """The release that brought them, and with them a longer structure."""
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import struct
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class ToyCupti:
     room: int = 4096
     most_metrics: int = 99
     num_metrics: int = 0
+    perf: None = None
     HostInitialize = layout.HostInitialize48
 
     def call(self, function: str, params: Any, *, allowed: Container[int] = ()) -> int:
@@ -75,6 +76,9 @@ class ToyCupti:
         if code and code not in allowed:
             raise CuptiError(function, code, "CUPTI_ERROR_TOY")
         return code
+
+    def repeated(self, function: str, params: Any) -> Callable[[], None]:
+        return lambda: self.call(function, params) and None
 
     def begin(self) -> None:
         self.call("cuptiProfilerInitialize", layout.Initialize())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ OLDEST_VERSION = 27
 the structures of 12.6 are shorter."""
 _CUDA_BY_VERSION = {24: "12.6", 26: "12.8", 27: "12.9", 28: "12.9"}
 """CUDA release by CUPTI version, from cupti_version.h: consecutive numbers until CUDA 13.0."""
-_METRICS_LIBRARIES = ("libnvperf_target.so", "libnvperf_host.so")
+_TARGET_LIBRARY, _HOST_LIBRARY = "libnvperf_target.so", "libnvperf_host.so"
 PROFILERS = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys", "nvidia-cuda-mps")
 """Programs that can hold a device's counters; DCGM's programs hold them only while it profiles."""
 NOT_PERMITTED = (
@@ -76,6 +76,7 @@ class Cupti:
 
     Attributes:
         path: path as given to the constructor.
+        perf: libnvperf_host, by which CUPTI evaluates metrics; None if it is not beside CUPTI.
     """
 
     def __init__(self, path: str) -> None:
@@ -95,11 +96,14 @@ class Cupti:
                 "that this user cannot read."
             ) from None
         self.path = path
-        for name in _METRICS_LIBRARIES:
+        self.perf: ctypes.CDLL | None = None
+        for name in (_TARGET_LIBRARY, _HOST_LIBRARY):
             # CUPTI opens these by bare name on first use. The linker does not search
             # site-packages, or finds the libraries of another CUDA release.
             with suppress(OSError):
-                ctypes.CDLL(os.path.join(os.path.dirname(path), name))
+                loaded = ctypes.CDLL(os.path.join(os.path.dirname(path), name))
+                if name == _HOST_LIBRARY:
+                    self.perf = loaded
         if not hasattr(self._library, "cuptiPmSamplingEnable"):
             raise Unavailable(too_old(path, "before 12.6"))
         self.HostInitialize = layout.host_initialize(
@@ -145,6 +149,22 @@ class Cupti:
         if code and code not in allowed:
             raise CuptiError(function, code, self._name_of(code))
         return code
+
+    def repeated(self, function: str, params: layout.Params) -> Callable[[], None]:
+        """Return a call of a function with one structure, for calls by the thousand.
+
+        The returned function raises CuptiError as `call` does.
+        """
+        structure: Any = params
+        structure.structSize = layout.struct_size(type(params))
+        address, loaded = ctypes.byref(params), getattr(self._library, function)
+
+        def again() -> None:
+            code: int = loaded(address)
+            if code:
+                raise CuptiError(function, code, self._name_of(code))
+
+        return again
 
     def _name_of(self, code: int) -> str:
         name = ctypes.c_char_p()

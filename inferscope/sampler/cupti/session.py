@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from inferscope.records import AMOUNTS, CounterSample
 from inferscope.sampler.cupti import layout
+from inferscope.sampler.cupti.evaluation import Evaluator
+from inferscope.sampler.cupti.image import CounterDataImage
 from inferscope.sampler.cupti.library import Cupti, CuptiError
 from inferscope.sampler.source import Unavailable
 
@@ -102,6 +104,7 @@ class Session:
         self._interval_ns = interval_ns
         self._sampler: int | None = None
         self._host: int | None = None
+        self._evaluator: Evaluator | None = None
         self._is_first = True
         self._last_end_ns: int | None = None
         self._offset_ns: int | None = None
@@ -135,16 +138,17 @@ class Session:
             CuptiError: a CUPTI call failed.
         """
         windows, has_overflowed, num_unstamped = Windows([], [], []), False, 0
+        image = self._image
         for _ in range(_MOST_DECODES):
             params = layout.Decode(
                 pPmSamplingObject=self._sampler,
-                pCounterDataImage=self._image_at,
-                counterDataImageSize=len(self._image),
+                pCounterDataImage=image.at,
+                counterDataImageSize=image.size,
             )
             self._cupti.call("cuptiPmSamplingDecodeData", params)
             has_overflowed |= bool(params.overflow)
             num_unstamped += self._take(windows)
-            ctypes.memmove(self._image, self._blank, len(self._image))
+            self._image.blank()
             if params.decodeStopReason != layout.STOPPED_FULL:
                 break
         self._num_unstamped += num_unstamped
@@ -191,6 +195,7 @@ class Session:
         """Stop and disable sampling; safe to call twice and after a failed start."""
         sampler, self._sampler = self._sampler, None
         host, self._host = self._host, None
+        evaluator, self._evaluator = self._evaluator, None
         if sampler is not None:
             for function, params in (
                 ("cuptiPmSamplingStop", layout.Stop(pPmSamplingObject=sampler)),
@@ -198,6 +203,8 @@ class Session:
             ):
                 with suppress(CuptiError):
                     self._cupti.call(function, params)
+        if evaluator is not None:
+            evaluator.close()
         if host is not None:
             with suppress(CuptiError):
                 close_host(self._cupti, host)
@@ -222,31 +229,24 @@ class Session:
             maxSamples=most_samples(self._interval_ns),
         )
         cupti.call("cuptiPmSamplingGetCounterDataSize", size)
-        self._image = ctypes.create_string_buffer(size.counterDataSize)
-        self._image_at = _address(self._image)
-        cupti.call(
-            "cuptiPmSamplingCounterDataImageInitialize",
-            layout.DataInitialize(
-                pPmSamplingObject=self._sampler,
-                counterDataSize=len(self._image),
-                pCounterData=self._image_at,
-            ),
+        num_bytes = size.counterDataSize
+
+        def initialize(at: int) -> None:
+            params = layout.DataInitialize(
+                pPmSamplingObject=self._sampler, counterDataSize=num_bytes, pCounterData=at
+            )
+            cupti.call("cuptiPmSamplingCounterDataImageInitialize", params)
+
+        self._image = image = CounterDataImage(num_bytes, initialize)
+        self._evaluator = Evaluator(
+            cupti, self._host, self._chip, names, image_at=image.at, image_size=image.size
         )
-        self._blank = self._image.raw  # copied back after each decode: faster than initialising
-        self._numbers = (ctypes.c_double * len(names))()
-        self._evaluate = layout.HostEvaluate(
-            pHostObject=self._host,
-            pCounterDataImage=self._image_at,
-            counterDataImageSize=len(self._image),
-            ppMetricNames=names,
-            numMetrics=len(names),
-            pMetricValues=self._numbers,
-        )
-        self._at = layout.SampleInfo(
+        self._place = layout.SampleInfo(
             pPmSamplingObject=self._sampler,
-            pCounterDataImage=self._image_at,
-            counterDataImageSize=len(self._image),
+            pCounterDataImage=image.at,
+            counterDataImageSize=image.size,
         )
+        self._locate = cupti.repeated("cuptiPmSamplingCounterDataGetSampleInfo", self._place)
         cupti.call("cuptiPmSamplingStart", layout.Start(pPmSamplingObject=self._sampler))
 
     def _configure(self, metrics: Metrics) -> Metrics:
@@ -281,25 +281,28 @@ class Session:
 
         The session's first window started before the session and is omitted.
         """
-        cupti, at, evaluate = self._cupti, self._at, self._evaluate
         filled = layout.DataInfo(
-            pCounterDataImage=self._image_at, counterDataImageSize=len(self._image)
+            pCounterDataImage=self._image.at, counterDataImageSize=self._image.size
         )
-        cupti.call("cuptiPmSamplingGetCounterDataInfo", filled)
+        self._cupti.call("cuptiPmSamplingGetCounterDataInfo", filled)
+        evaluator = self._evaluator
+        assert evaluator is not None, "decode() after close()"
+        stamped, at, locate = list[int](), self._place, self._locate
         num_unstamped = 0
         for place in range(filled.numCompletedSamples):
             if self._is_first:
                 self._is_first = False
                 continue
-            at.sampleIndex = evaluate.rangeIndex = place
-            cupti.call("cuptiPmSamplingCounterDataGetSampleInfo", at)
-            if at.endTimestamp <= at.startTimestamp:
-                num_unstamped += not at.startTimestamp
+            at.sampleIndex = place
+            locate()
+            start_ns, end_ns = at.startTimestamp, at.endTimestamp
+            if end_ns <= start_ns:
+                num_unstamped += not start_ns
                 continue
-            cupti.call("cuptiProfilerHostEvaluateToGpuValues", evaluate)
-            windows.starts_ns.append(at.startTimestamp)
-            windows.ends_ns.append(at.endTimestamp)
-            windows.rows.append(self._numbers[:])
+            stamped.append(place)
+            windows.starts_ns.append(start_ns)
+            windows.ends_ns.append(end_ns)
+        windows.rows.extend(evaluator.rows(stamped))
         return num_unstamped
 
     def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
