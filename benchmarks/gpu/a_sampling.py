@@ -4,8 +4,9 @@ First come the facts of the machine and what `doctor` says. PM sampling then run
 replays of a CUDA graph, both of known size, must show their bytes, and kernels must begin and end
 where events and the host's clock say. Next is decoding without it, with it, with it and without it
 again, at windows of 500, 1000 and 100 µs, with the device's clocks; then PM beside GPM and NVML,
-and what CUPTI itself answers to a user without rights and to one with CAP_PERFMON alone. At the end
-is torch's profiler, which may break the rest: the part's limit cuts off what is last.
+where the sampler's processor time goes, source by source and call by call, and what CUPTI itself
+answers to a user without rights and to one with CAP_PERFMON alone. At the end is torch's profiler,
+which may break the rest: the part's limit cuts off what is last.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ _NOBODY = 65534
 _CLOCK_US = 200
 """Windows by which edges are looked for: half as many to evaluate as at the shortest interval."""
 _DOCTOR_S, _RIGHTS_S = 60.0, 45.0
+_CALLS_S, _CALLS_LIMIT_S = 1.2, 40.0
+"""How long each source is read alone, and how long all of them may take."""
+_LEAST_CALL_SHARE = 0.001
+"""Share of a core from which on a call is printed."""
 
 
 def measure(setting: Setting, bank: Bank) -> None:
@@ -66,6 +71,8 @@ def measure(setting: Setting, bank: Bank) -> None:
     with bank.row("pm beside nvml, gpm"):
         bank.keep("pm beside nvml, gpm", *beside_sources(setting))
     release()
+    with bank.row("sampler's calls"):
+        bank.keep("sampler's calls", *calls_of_sources())
     for name, rights in (("pm without root", "none"), ("pm with CAP_PERFMON", "perfmon")):
         with bank.row(name):
             bank.keep(name, *with_rights(setting, name, rights))
@@ -313,6 +320,52 @@ def beside_profiler(setting: Setting) -> tuple[dict[str, Any], str]:
         f"{part['num_kernels']} copies in the trace"
         for name, part in row.items()
     ) + "".join(f"; pm: {reason}" for reason in reasons[:1])
+
+
+def calls_of_sources() -> tuple[dict[str, Any], str]:
+    """Return the processor time of each source alone, by the calls that it makes.
+
+    Raises:
+        Unmet: the kernel hides the counters.
+        RuntimeError: the program did not come to its end.
+    """
+    need_counters()
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("stages.py")), str(_CALLS_S)],
+        capture_output=True,
+        text=True,
+        timeout=_CALLS_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"stages.py ended with {done.returncode}: {done.stderr[-300:]}")
+    rows: dict[str, Any] = json.loads(done.stdout)
+    return rows, "sampler's calls:\n" + "\n".join(
+        f"      {name:<28} {calls_shown(row)}" for name, row in rows.items()
+    )
+
+
+def calls_shown(row: dict[str, Any]) -> str:
+    """Return one source's time for the table."""
+    if "reason" in row:
+        return str(row["reason"])
+    per_read = row["num_windows"] / max(row["num_reads"], 1)
+    parts = [f"{row['cpu_share']:.1%} of a core"]
+    if "image_bytes" in row:
+        how = "directly" if row["is_direct"] else "by CUPTI"
+        image_mb = row["image_bytes"] / 1e6
+        parts.append(f"{per_read:.0f} windows a read, evaluated {how}, image {image_mb:.1f} MB")
+    parts += [
+        f"{name} {call['num'] / max(row['num_reads'], 1):.0f} x {call['cpu_us']:.1f} µs "
+        f"= {call['cpu_share']:.1%}"
+        for name, call in row["calls"].items()
+        if call["cpu_share"] >= _LEAST_CALL_SHARE
+    ]
+    parts += [
+        f"Python {row['python_share']:.1%}",
+        f"other threads {row['other_threads_share']:.1%}",
+    ]
+    return ", ".join(parts)
 
 
 def with_rights(setting: Setting, name: str, rights: str) -> tuple[dict[str, Any], str]:

@@ -30,8 +30,8 @@ from inferscope.sampler.cupti.library import LIBRARY_VARIABLE, NOT_PERMITTED
 
 _START_S = 30.0
 _SETTLE_S = 0.5
-_DECODE_S = 0.3
-"""Seconds until the last windows are decoded and written: every 100 ms."""
+_DECODE_S = 0.4
+"""Seconds until the last windows are decoded and written: every 200 ms."""
 _END_S = 3.0
 LEAST_COVER, LEAST_MEAN_COVER = 0.99, 0.9
 _FULL, _SOME = 0.5, 0.05

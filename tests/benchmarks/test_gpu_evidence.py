@@ -165,7 +165,9 @@ def test_rows_come_in_the_order_of_what_must_be_known_first(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, ran = kit.sampling, list[str]()
-    for name in ("facts_of_machine", "clock_line", "beside_sources", "beside_profiler"):
+    for name in (
+        "facts_of_machine", "clock_line", "beside_sources", "calls_of_sources", "beside_profiler"
+    ):  # fmt: skip
         monkeypatch.setattr(part, name, lambda *given, name=name: ran.append(name) or ({}, name))
     monkeypatch.setattr(
         part, "with_rights", lambda setting, name, rights: ran.append(rights) or ({}, name)
@@ -177,8 +179,8 @@ def test_rows_come_in_the_order_of_what_must_be_known_first(
     part.measure(kit.part.Setting("cuda:0", "m", 1.0, is_dry=False), bank)
     assert bank.finish("measured")["status"] == "measured"
     assert ran == [
-        "facts_of_machine", "copies_alone", "clock_line", "in_turn", "beside_sources", "none",
-        "perfmon", "beside_profiler",
+        "facts_of_machine", "copies_alone", "clock_line", "in_turn", "beside_sources",
+        "calls_of_sources", "none", "perfmon", "beside_profiler",
     ]  # fmt: skip
 
 
@@ -280,6 +282,15 @@ def test_cupti_is_asked_step_by_step_until_a_step_is_refused(
         assert "no CAP_PERFMON" in row["steps"]["rights"]
     monkeypatch.setenv("INFERSCOPE_CUPTI", str(tmp_path / "absent"))
     assert "cannot load libcupti from" in kit.sampling.asked(65534, rights)["steps"]["library"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is answered where there is no GPU")
+def test_each_source_is_read_alone_and_one_that_is_missing_has_its_reason(kit: Kit) -> None:
+    rows, line = kit.sampling.calls_of_sources()
+    assert [name.split()[0] for name in rows] == ["nvml", "gpm", "pm", "pm", "pm", "pm"]
+    for name, row in rows.items():
+        assert "NVIDIA driver" in row["reason"]
+        assert name in line
 
 
 def test_copies_are_put_on_our_clock_when_the_sampler_has_started(

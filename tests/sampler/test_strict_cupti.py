@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import time
 import uuid
 from collections.abc import Iterator
@@ -164,6 +165,42 @@ def test_cupti_evaluates_all_windows_once_libnvperf_host_has_differed(strict: St
             assert strict.num_evaluated == num_evaluated
     assert strict.num_directly == 99 + 100
     assert strict.num_open == 0
+
+
+@each_release()
+def test_the_kit_times_every_call_of_a_session(
+    strict: Strict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("benchmarks/gpu")
+    stages = importlib.import_module("stages")
+    strict.perf = strict._library
+    spent = stages.Spent()
+    library = stages.timed_cupti(strict, spent)
+    source = stages.pm_source(library, interval_ns=INTERVAL_NS)
+    source._list_devices = lambda: [f"GPU-{uuid.uuid4()}"]
+    read, source.period_ns = source.read, 10_000_000
+
+    def read_on(now_ns: int) -> Any:
+        strict.advance(100 * INTERVAL_NS)
+        return read(now_ns)
+
+    source.read = read_on
+    row = stages.read_for(source, 0.1, spent)
+    assert row["is_direct"]
+    assert row["num_windows"] == 100 * row["num_reads"]
+    calls = {name: one["num"] / row["num_reads"] for name, one in row["calls"].items()}
+    assert calls == {
+        "cuptiPmSamplingDecodeData": 1,
+        "cuptiPmSamplingGetCounterDataInfo": 1,
+        "cuptiPmSamplingCounterDataGetSampleInfo": 100,
+        "cuptiProfilerHostEvaluateToGpuValues": 1,
+        "NVPW_MetricsEvaluator_SetDeviceAttributes": 1,
+        "NVPW_MetricsEvaluator_EvaluateToGpuValues": 100,
+    }
+    shares = sum(one["cpu_share"] for one in row["calls"].values())
+    assert row["cpu_share"] == pytest.approx(
+        shares + row["python_share"] + row["other_threads_share"], rel=0.01
+    )
 
 
 @each_release()
