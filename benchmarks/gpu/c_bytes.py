@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from load import Decoding, Phase, blocks_for, open_engine, prefill
-from nsight import count_step
+from nsight import Counted, count_step
 from one_step import DECODE_BATCH, DECODE_CONTEXT, FEW_LAYERS, PREFILL_TOKENS, few_layers
 from part import Bank, Setting, Unmet, main, release, shown
 from watched import Sampler, Traffic
@@ -37,6 +37,8 @@ _STEPS_PER_TURN = 17
 _TURN_STEPS = _MOST_TURNS * _STEPS_PER_TURN
 """Number of steps for 50 windows, with a margin."""
 _NCU_S = 40.0
+_MOST_KERNELS = 12
+"""Kernels that are printed; the evidence has all."""
 BOUNDS = {"decode": 0.05, "prefill": 0.20, "pm": 0.03}
 """Largest error of the model against Nsight Compute by phase, and of PM sampling."""
 
@@ -68,7 +70,7 @@ def measure(setting: Setting, bank: Bank) -> None:
                 pm_over_model=bank.rows.get(of + of_pm, {}).get("pm_over_model"),
             )
             row |= {"model": few.model, "num_kernels": counted.num_kernels, **counted._asdict()}
-            bank.keep(name, row, line_of(name, row))
+            bank.keep(name, row, line_of(name, row), *kernel_lines(counted))
     with bank.row("100 ms regression"):
         by_regression(setting, bank)
 
@@ -293,6 +295,15 @@ def against(
         "is_model_within": abs(model_over_ncu - 1) <= BOUNDS[phase],
         "is_pm_within": None if pm_over_ncu is None else abs(pm_over_ncu - 1) <= BOUNDS["pm"],
     }
+
+
+def kernel_lines(counted: Counted) -> list[str]:
+    """Return a line for each of the kernels that moved the most bytes."""
+    return [
+        f"    {kernel:<76} {one.num:3} x {one.read_bytes / one.num / 1e6:7.1f} MB read, "
+        f"{one.write_bytes / one.num / 1e6:7.1f} written"
+        for kernel, one in list(counted.by_kernel.items())[:_MOST_KERNELS]
+    ]
 
 
 def line_of(name: str, row: dict[str, Any]) -> str:

@@ -25,11 +25,21 @@ from part import Unmet
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 _HEAD = ("Metric Name", "Metric Unit", "Metric Value")
+_KERNEL = ("Kernel Name", "Grid Size")
+_LONGEST_NAME = 60
 _PROFILED = b"==PROF== Profiling"
 _COMMAND = (
     "--metrics", ",".join(METRICS), "--csv", "--print-units", "base", "--cache-control", "none",
     "--clock-control", "none", "--profile-from-start", "off",
 )  # fmt: skip
+
+
+class KernelBytes(NamedTuple):
+    """Bytes that all launches of one kernel with one grid moved."""
+
+    num: int
+    read_bytes: float
+    write_bytes: float
 
 
 class Counted(NamedTuple):
@@ -38,6 +48,8 @@ class Counted(NamedTuple):
     num_kernels: int
     read_bytes: float
     write_bytes: float
+    by_kernel: dict[str, KernelBytes]
+    """Bytes by name and grid, by which products differ; most bytes first."""
 
 
 def find_ncu(root: Path = Path("/")) -> str | None:
@@ -113,7 +125,7 @@ def session(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_csv(text: str) -> Counted:
-    """Add up the table that `ncu --csv` prints among other lines.
+    """Add up the table that `ncu --csv` prints among other lines, in all and by kernel.
 
     Raises:
         ValueError: it has no table, a unit or number that is none, or metrics of not as many
@@ -126,15 +138,26 @@ def read_csv(text: str) -> Counted:
     if not set(head) >= set(_HEAD):
         raise ValueError("there is no table")
     name_at, unit_at, value_at = (head.index(word) for word in _HEAD)
+    kernel_at = [head.index(word) for word in _KERNEL if word in head]
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}
+    kernels: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if len(row) == len(head) and row[name_at] in found:
-            found[row[name_at]].append(_bytes(row[value_at], row[unit_at]))
+            moved = _bytes(row[value_at], row[unit_at])
+            found[row[name_at]].append(moved)
+            kernel = " ".join(row[at][:_LONGEST_NAME] for at in kernel_at)
+            of_it = kernels.setdefault(kernel, {metric: [] for metric in METRICS})
+            of_it[row[name_at]].append(moved)
     numbers = {metric: len(values) for metric, values in found.items()}
     if len(set(numbers.values())) > 1 or not all(numbers.values()):
         raise ValueError(f"the table has not each metric of every kernel: {numbers}")
     read, write = (sum(found[metric]) for metric in METRICS)
-    return Counted(len(found[METRICS[0]]), read, write)
+    by_kernel = {
+        kernel: KernelBytes(len(of_it[METRICS[0]]), *(sum(of_it[metric]) for metric in METRICS))
+        for kernel, of_it in kernels.items()
+    }
+    most_first = sorted(by_kernel.items(), key=lambda item: -sum(item[1][1:]))
+    return Counted(len(found[METRICS[0]]), read, write, dict(most_first))
 
 
 def _bytes(value: str, unit: str) -> float:

@@ -402,7 +402,22 @@ def test_the_table_of_ncu_is_added_up(kit: Kit) -> None:
         (READ, "byte", "1,000,000"), (WRITE, "byte", "500"),
         (READ, "Mbyte", "2.5"), (WRITE, "Kbyte", "1"), ("sm__cycles.sum", "cycle", "7"),
     )  # fmt: skip
-    assert kit.nsight.read_csv(text) == (2, 3_500_000.0, 1_500.0)
+    kernel = 'gemm<a, b>("x", 2) (2, 2, 1)'
+    by_kernel = {kernel: (2, 3_500_000.0, 1_500.0)}
+    assert kit.nsight.read_csv(text) == (2, 3_500_000.0, 1_500.0, by_kernel)
+
+
+def test_kernels_differ_by_name_and_grid_and_those_of_most_bytes_come_first(kit: Kit) -> None:
+    small = table((READ, "Mbyte", "1"), (WRITE, "byte", "0"))
+    large = table((READ, "Mbyte", "3"), (WRITE, "Mbyte", "2")).replace("(2, 2, 1)", "(64, 8, 1)")
+    rows = [line for line in large.splitlines() if line.startswith('"') and "Metric" not in line]
+    counted = kit.nsight.read_csv("\n".join([small.replace("==PROF== Over", ""), *rows]))
+    assert [(name[-10:], one.num) for name, one in counted.by_kernel.items()] == [
+        ("(64, 8, 1)", 1), (" (2, 2, 1)", 1),
+    ]  # fmt: skip
+    first, second = kit.bytes.kernel_lines(counted)
+    assert "1 x     3.0 MB read,     2.0 written" in first
+    assert "1 x     1.0 MB read,     0.0 written" in second
 
 
 @pytest.mark.parametrize(
@@ -442,7 +457,7 @@ def test_a_step_is_counted_beside_its_predicted_time(
         f"print({text!r})\n",
     )
     assert kit.nsight.count_step("random:tiny", "decode", limit_s=60) == (
-        (1, 900.0, 100.0),
+        (1, 900.0, 100.0, {'gemm<a, b>("x", 2) (2, 2, 1)': (1, 900.0, 100.0)}),
         modelled,
     )
     row = kit.bytes.against("decode", counted_bytes=1000.0, modelled=modelled, pm_over_model=1.05)
@@ -627,7 +642,7 @@ def test_nsight_compute_sees_few_layers_and_is_held_against_what_pm_saw_of_them(
     def count_step(model: str, phase: str, *, limit_s: float) -> tuple[Any, dict[str, Any]]:
         counted.append(model)
         modelled = {"num_layers": 4, "bytes": 960, "gather_bytes": 40}
-        return kit.nsight.Counted(7, 900.0, 300.0), modelled
+        return kit.nsight.Counted(7, 900.0, 300.0, {}), modelled
 
     shrink(monkeypatch, part)
     monkeypatch.setattr(part, "count_step", count_step)
