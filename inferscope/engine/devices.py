@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -28,6 +30,12 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise BadInput(f"cannot use device {name!r}: {reason}. Use auto, cpu, or cuda:0.") from None
     return device
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed, whose kernels serve GPUs."""
+    return find_spec("triton") is not None
 
 
 def device_name(device: torch.device) -> str:

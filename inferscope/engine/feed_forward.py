@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferscope.engine.config import ModelConfig
+from inferscope.engine.devices import has_triton
 from inferscope.engine.quantization import Matrix, linear
 
 Routed: TypeAlias = Callable[[list[int]], object]
@@ -66,8 +67,16 @@ def feed_forward(
 
 
 def _gated(inputs: Tensor, weights: GatedWeights) -> Tensor:
-    gate, up = linear(inputs, weights.gate_up).chunk(2, dim=-1)
-    return linear(functional.silu(gate) * up, weights.down)
+    return linear(_gate(linear(inputs, weights.gate_up)), weights.down)
+
+
+def _gate(gate_up: Tensor) -> Tensor:
+    if gate_up.is_cuda and has_triton():
+        from inferscope.engine import elementwise_kernels  # needs Triton
+
+        return elementwise_kernels.gate(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
 
 
 def _mixed(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from inferscope.engine.config import ModelConfig
+from inferscope.engine.devices import has_triton
 from inferscope.engine.feed_forward import Routed, feed_forward
 from inferscope.engine.parallel import WHOLE, RankGroup
 from inferscope.engine.quantization import linear
@@ -50,8 +51,8 @@ class Model:
     Attributes:
         cos: [positions, 1, head_dim], both halves equal.
         signed_sin: [positions, 1, head_dim], the first half negated, so that a rotation is
-            `x * cos + roll(x, head_dim / 2) * signed_sin`: three kernels where the textbook's
-            `cat(-x2, x1)` takes six.
+            `x * cos + roll(x, head_dim / 2) * signed_sin`: three operations where the textbook's
+            `cat(-x2, x1)` takes six; one kernel on a GPU with Triton.
         draft: Model that proposes tokens for this one to verify; None without.
         group: Other ranks, of which each has a part of the model like this; None without.
     """
@@ -167,5 +168,14 @@ def _norm(stream: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    if heads.is_cuda and has_triton():
+        from inferscope.engine.elementwise_kernels import rotate  # needs Triton
+
+        return rotate(heads, cos, signed_sin)
+    return rotate_by_torch(heads, cos, signed_sin)
+
+
+def rotate_by_torch(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Return rotated heads, see `Model.signed_sin`."""
     half = torch.roll(heads, heads.shape[-1] // 2, dims=-1)
     return torch.addcmul(heads * cos, half, signed_sin)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions, ModelConfig
+from inferscope.engine.devices import has_triton
 from inferscope.engine.draft_model import DraftModel
 from inferscope.engine.graphs import DecodeGraphs, StepTensors, cuda_capture, graph_sizes
 from inferscope.engine.logprobs import StepLogprobs
@@ -405,11 +405,7 @@ class Runner:
 
 def has_kernels(config: ModelConfig, device: torch.device) -> bool:
     """Return whether the Triton kernels serve a model on a device."""
-    return (
-        device.type == "cuda"
-        and config.head_dim <= _LARGEST_HEAD_DIM
-        and find_spec("triton") is not None
-    )
+    return device.type == "cuda" and config.head_dim <= _LARGEST_HEAD_DIM and has_triton()
 
 
 def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
