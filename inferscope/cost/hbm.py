@@ -9,10 +9,11 @@ Bytes have no knee: they add up.
     activations   each product, norm, rotation and gate reads its inputs and writes its outputs
                   once; a norm is one with the residual sum before it
 
-What is left out: what caches save (small batches' activations stay in L2), what tiles read again,
-scales of quantised weights, norms' weights, collectives, and copies that an engine makes for itself
-(the reference engine gathers the KV of a batch into scratch before attention reads it: read and
-written once more, as far as L2 does not hold it). All ranks' traffic is counted, so what
+What is left out: what caches save (small batches' activations stay in L2), what tiles of products
+read again, results between operations that an engine does not fuse (docs/numbers.md has both, as
+counted), scales of quantised weights, norms' weights, collectives, and copies that an engine makes
+for itself (the reference engine gathers the KV of a batch into scratch before attention reads it:
+read and written once more, as far as L2 does not hold it). All ranks' traffic is counted, so what
 they hold twice (KV heads where ranks are more, the router, hidden states) is read twice.
 """
 
