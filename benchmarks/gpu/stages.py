@@ -79,7 +79,8 @@ class TimedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name)
-        return self._spent.timed(name, found) if name.startswith(self._prefix) else found
+        is_function = name.startswith(self._prefix) and callable(found)
+        return self._spent.timed(name, found) if is_function else found
 
 
 def timed_cupti(cupti: Cupti, spent: Spent) -> Cupti:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
+from inferscope.probe.clock import SystemClock
 from inferscope.records import COUNTERS, CounterSample
 from inferscope.sampler.claims import NoClaims
 from inferscope.sampler.gpm import SHORTEST_NS, GpmSource
+from inferscope.sampler.nvml import NvmlSource
+from inferscope.sampler.nvml_devices import open_nvml
 from inferscope.sampler.source import Unavailable
 from tests.probe.fakes import FakeClock
 from tests.sampler.conftest import Play
@@ -95,3 +101,28 @@ def test_samples_are_given_back(play: Play) -> None:
     recording = play()
     replay(recording, turns=2)
     assert recording.calls["nvmlGpmSampleFree"] == recording.calls["nvmlGpmSampleAlloc"] == 2
+
+
+def test_the_gpu_kit_times_the_calls_of_a_read_and_leaves_constants(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play()
+    monkeypatch.syspath_prepend("benchmarks/gpu")
+    stages = importlib.import_module("stages")
+    spent = stages.Spent()
+    timed = stages.TimedLibrary(open_nvml(), "nvml", spent)
+    source = GpmSource(NoClaims(), clock=SystemClock(), period_ns=1, load=lambda: timed)
+    row = stages.read_for(source, 0.15, spent)
+    assert {name: one["num"] for name, one in row["calls"].items()} == {
+        "nvmlGpmSampleGet": row["num_reads"],
+        "nvmlGpmMetricsGet": row["num_reads"],
+    }
+    assert row["num_reads"] == 2
+    timed_nvml = stages.TimedLibrary(open_nvml(), "nvml", spent)
+    monkeypatch.setattr("inferscope.sampler.nvml.open_nvml", lambda: timed_nvml)
+    row = stages.read_for(NvmlSource(tmp_path, NoClaims(), period_ns=10_000_000), 0.1, spent)
+    assert "nvmlDeviceGetPowerUsage" in row["calls"]
+    parts = sum(one["cpu_share"] for one in row["calls"].values())
+    assert parts + row["python_share"] + row["other_threads_share"] == pytest.approx(
+        row["cpu_share"], rel=0.01
+    )
