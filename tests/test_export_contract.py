@@ -59,8 +59,17 @@ def test_the_export_of_the_sample_breaks_no_law(rows: Rows) -> None:
     assert totals.is_kept(min_requests=10, min_mixed=0.05)
 
 
-@pytest.mark.parametrize(("sample", "version"), [("vllm", "0.32.0+cpu"), ("sglang", "0.5.23")])
-def test_the_exports_of_real_engines_break_no_law(sample: str, version: str) -> None:
+@pytest.mark.parametrize(
+    ("sample", "engine", "version", "model"),
+    [
+        ("vllm", "vllm", "0.32.0+cpu", "tiny"),
+        ("sglang", "sglang", "0.5.23", "tiny"),
+        ("h100", "inferscope", "0.1.0", "random:llama-8b"),
+    ],
+)
+def test_the_exports_of_real_engines_break_no_law(
+    sample: str, engine: str, version: str, model: str
+) -> None:
     rows = exported(f"{sample}.isr")
     totals = check(rows)
     assert totals.breaches == []
@@ -70,9 +79,28 @@ def test_the_exports_of_real_engines_break_no_law(sample: str, version: str) -> 
     snapshot = source.snapshot(10**9)
     (view,) = snapshot.engines
     source.close()
-    assert (view.engine, view.version, view.model) == (sample, version, "tiny")
+    assert (view.engine, view.version, view.model) == (engine, version, model)
     assert view.has_ended, "it was stopped, not lost"
     assert '"/' not in json_of(snapshot), "a path of the machine that it was recorded on"
+
+
+def test_a_gpu_s_steps_are_timed_by_its_own_clock_and_its_counters_divided() -> None:
+    rows = exported("h100.isr")
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert {step["clock"] for step in steps} == {"device"}
+    assert {step["mode"] for step in steps} == {"eager", "graph"}
+    (device,) = (row for row in rows if row["kind"] == "device")
+    assert sum(device["ns_by"].values()) == device["wall_ns"]
+    gap_share = device["ns_by"]["idle_host_gap"] / device["wall_ns"]
+    assert 0.01 < gap_share < 0.2
+    source = open_source(ROOT / "samples" / "h100.isr")
+    source.advance()
+    counters = source.snapshot(60 * 10**9).engines[0].counters
+    source.close()
+    assert counters is not None
+    assert counters.sources["sm_active_ns"] == "gpm"
+    for phase in ("prefill", "decode"):
+        assert 0 < (counters.use[phase].sm_share or 0) <= 1
 
 
 def shift_share(rows: Rows) -> None:
