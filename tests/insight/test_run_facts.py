@@ -6,9 +6,11 @@ from array import array
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from inferscope.fold import FinalRequest
 from inferscope.insight.findings import EngineFindings, Finding, ObjectiveMiss
@@ -16,8 +18,10 @@ from inferscope.insight.run.course import Course
 from inferscope.insight.run.ledger_bands import BOUNDS, LedgerBands
 from inferscope.insight.run.slowest import MOST_SLOWEST, SlowestRequests
 from inferscope.insight.run.worst_second import TokenWaits
+from inferscope.records import DECODE, PREFILL
 from inferscope.slo import Objective, ObjectiveCount
 from inferscope.text import run_verdict
+from tests.exporters.finals import step
 
 SECOND = 1_000_000_000
 
@@ -75,6 +79,38 @@ def test_a_long_course_keeps_every_request_and_gap(rows: list[tuple[int, int]]) 
     assert sum(each.tbt.num for _, each in bins) == sum(num - 1 for _, num in rows)
     starts = [start for start, _ in bins]
     assert starts == list(range(starts[0], starts[-1] + 1, course.bin_ns))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 400 * SECOND), st.integers(0, 100)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_a_bin_of_a_course_holds_no_more_device_time_than_it_lasts(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    """A step that is longer than a bin lies in several."""
+    course, now_ns, prefill_ns, decode_ns = Course(), 0, 0, 0
+    for number, (gap_ns, lasted_ns, percent) in enumerate(rows):
+        own_ns = lasted_ns * percent // 100
+        shares_ns = np.array([own_ns, lasted_ns - own_ns])
+        one = structs.replace(
+            step(number, 0.0),
+            start_ns=now_ns + gap_ns,
+            end_ns=now_ns + gap_ns + lasted_ns,
+            shares_ns=shares_ns,
+            phases=np.array([PREFILL, DECODE], dtype=np.uint8),
+        )
+        course.add_step(one)
+        now_ns, prefill_ns, decode_ns = one.end_ns, prefill_ns + own_ns, decode_ns + lasted_ns
+    decode_ns -= prefill_ns
+    bins = [each for _, each in course.bins()]
+    assert sum(each.prefill_ns for each in bins) == prefill_ns
+    assert sum(each.decode_ns for each in bins) == decode_ns
+    slack_ns = 2 * len(rows)  # a whole nanosecond of each phase and step
+    assert all(each.prefill_ns + each.decode_ns <= course.bin_ns + slack_ns for each in bins)
 
 
 @given(st.lists(st.integers(1, 50), max_size=40))

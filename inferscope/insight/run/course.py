@@ -66,16 +66,14 @@ class Course:
         self._bins: dict[int, CourseBin] = {}
 
     def add_step(self, step: FinalStep) -> None:
-        """Add one rank's step."""
-        into = self._at(step.end_ns)
+        """Add one rank's step, which may lie in several bins."""
         of = step.unnamed
         if of is not None:
-            into.prefill_ns += of.prefill_ns
-            into.decode_ns += of.decode_ns
+            self._spread(step.start_ns, step.end_ns, of.prefill_ns, of.decode_ns)
         elif len(step.shares_ns):
             prefill_ns = int(step.shares_ns[step.phases == PREFILL].sum())
-            into.prefill_ns += prefill_ns
-            into.decode_ns += int(step.shares_ns.sum()) - prefill_ns
+            decode_ns = int(step.shares_ns.sum()) - prefill_ns
+            self._spread(step.start_ns, step.end_ns, prefill_ns, decode_ns)
 
     def add_plan(self, plan: StepPlan) -> None:
         """Add a decision of the scheduler."""
@@ -109,6 +107,21 @@ class Course:
         if self._bins:
             for at in range(min(self._bins), max(self._bins) + 1):
                 yield at * self.bin_ns, self._bins.get(at) or CourseBin()
+
+    def _spread(self, start_ns: int, end_ns: int, prefill_ns: int, decode_ns: int) -> None:
+        """Divide a step's time over its bins by how long it lies in each, in whole nanoseconds."""
+        last_ns = max(start_ns, end_ns - 1)
+        self._at(start_ns)
+        self._at(last_ns)  # no bin is widened from here on
+        lasted_ns = last_ns + 1 - start_ns
+        before = (0, 0)
+        for place in range(start_ns // self.bin_ns, last_ns // self.bin_ns + 1):
+            past_ns = min(last_ns + 1, (place + 1) * self.bin_ns) - start_ns
+            through = (prefill_ns * past_ns // lasted_ns, decode_ns * past_ns // lasted_ns)
+            into = self._at(place * self.bin_ns)
+            into.prefill_ns += through[0] - before[0]
+            into.decode_ns += through[1] - before[1]
+            before = through
 
     def _at(self, at_ns: int) -> CourseBin:
         place = at_ns // self.bin_ns
