@@ -66,12 +66,12 @@ def costs(num_tokens: int) -> dict[str, Any]:
         return [key.randbytes(32) for _ in range(num_blocks)]
 
     def admit(keys: list[bytes], hit: int) -> None:
-        # As in the adapter: the group's suffix, and the keys one after another.
+        # As in the adapter: a copy of the list, and the keys one after another.
         watch.admitted(
             index,
             num_tokens=num_tokens,
             hit=hit,
-            keys=[one + b"\0\0\0\0" for one in keys],
+            keys=keys[:num_blocks],
             raw_keys=b"".join(keys),
         )
 
@@ -85,7 +85,7 @@ def costs(num_tokens: int) -> dict[str, Any]:
     def evict() -> None:
         watch.make_room_for(index)
         for one in lost:
-            watch.evicted(one)
+            watch.evicted(one[:-4])  # as in the adapter: without the group of layers
 
     found["evicted_block_us"] = spent_us(evict, len(lost))
     found["core_evicted_us"] = spent_us(lambda: admit(same, 0))

@@ -138,7 +138,7 @@ class BlockHistory:
         self._batch = 0
 
     def evicted(self, key: Hashable) -> None:
-        """Note that a block was evicted. Hot: 0.2 µs per block."""
+        """Note that a block was evicted. Hot: 0.2 µs per block, for a key with a known hash."""
         batch = self._batch
         if not batch:
             loss = Loss(self._now(), self._evictor, self._others)

@@ -22,6 +22,9 @@ FEATURE = "cache forensics"
 _NEEDED = ("enable_caching", "block_pool", "num_kv_cache_groups")
 _MOST_EVICTED = 200_000
 """Evictions kept between two flushes: more than a step can make."""
+_HASH = slice(-4)
+"""All of the pool's key but the group of layers, which it appends to a block's hash. With more than
+one group nothing is looked up."""
 
 
 class CacheRecorder:
@@ -36,7 +39,6 @@ class CacheRecorder:
         watch: CacheWatch,
         *,
         block_tokens: int,
-        suffix: bytes,
         off: str,
         num_dropped: int = 0,
     ) -> None:
@@ -45,14 +47,12 @@ class CacheRecorder:
         Args:
             watch: writes the records.
             block_tokens: tokens of a block.
-            suffix: what the pool appends to a block's hash: the group of layers.
             off: reason why no prompt is looked up; empty if prompts are.
             num_dropped: last tokens of each hit that are computed again for the drafts' model.
         """
         self.evicted: deque[tuple[Any, int]] = deque(maxlen=_MOST_EVICTED)
         self._watch = watch
         self._block_tokens = block_tokens
-        self._suffix = suffix
         self._off = off
         self._num_dropped = num_dropped
         self._prefills: dict[str, tuple[int, list[bytes]]] = {}
@@ -60,7 +60,7 @@ class CacheRecorder:
 
     def cleared(self, keys: Any) -> None:
         """Note a reset of the cache that held these blocks."""
-        self._watch.cleared(keys)
+        self._watch.cleared(key[_HASH] for key in keys)
 
     def fail(self, error: Exception) -> None:
         """End the forensics: a hook has failed."""
@@ -82,7 +82,7 @@ class CacheRecorder:
                     owner = owner_by_block.get(block)
                     index = None if owner is None else index_of(owner)
                     watch.make_room_for(-1 if index is None else index)
-                watch.evicted(key)
+                watch.evicted(key[_HASH])
             watch.make_room_for(-1)
         except Exception as error:
             self.evicted.clear()
@@ -112,9 +112,7 @@ class CacheRecorder:
             self._watch.not_asked(index, num_tokens=num_tokens, hit=hit, reason=off)
             return
         width = self._block_tokens
-        hashes = request.block_hashes[: num_tokens // width]
-        suffix = self._suffix
-        keys = [one + suffix for one in hashes]
+        keys = request.block_hashes[: num_tokens // width]
         for request_id in [name for name in self._prefills if _is_computed(requests.get(name))]:
             del self._prefills[request_id]
         self._watch.admitted(
@@ -122,7 +120,7 @@ class CacheRecorder:
             num_tokens=num_tokens,
             hit=hit,
             keys=keys,
-            raw_keys=b"".join(hashes),
+            raw_keys=b"".join(keys),
             pending=self._prefills.values(),
             num_reusable=max(0, (num_tokens - 1) // width * width - self._num_dropped),
             num_dropped=self._num_dropped,
@@ -179,7 +177,6 @@ class CacheHooks:
         self._recorder = CacheRecorder(
             watch,
             block_tokens=block_tokens,
-            suffix=bytes(4),  # the first group
             off=_reason_off(scheduler),
             num_dropped=block_tokens if _drops_blocks(scheduler) else 0,
         )
