@@ -13,7 +13,7 @@ that last as a formula with noise says (`emulated.py`). For each seed it compare
     no_cache    no prefix cache
 
 `engine` runs the built-in model on this machine's time. Both sides are equal, and their segments
-alternate, A B B A A B …: other processes disturb both sides alike. It has no injected changes.
+alternate, B A A B B A …: other processes disturb both sides alike. It has no injected changes.
 
 A pair of equal sides is a false alarm if any headline differs. A change is found if any headline
 differs, and named if one of its rows is among the causes of any of them. Rows and seeds were fixed

@@ -24,13 +24,12 @@ from part import Bank, Setting, Unmet, main, release, shown
 
 from inferscope.calibration import driver_version
 from inferscope.cost.peaks import peaks_of
-from inferscope.engine import Engine, EngineOptions
+from inferscope.engine import Engine, EngineOptions, runner
 from inferscope.engine.attention import PagedAttention, RaggedBatch
 from inferscope.engine.ceilings import Ceilings, measure_ceilings
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.devices import device_name, find_device
 from inferscope.engine.model import Model, Outline
-from inferscope.engine.runner import has_kernels
 from inferscope.engine.weights import dtype_name
 
 _CEILINGS_SHARE = 0.2
@@ -157,7 +156,7 @@ def attention_steps(
     steps = [(f"attention {batch}", [1] * batch) for batch in batches]
     for name, counts in (*steps, (f"attention chunk {chunk}", [chunk])):
         with bank.row(name):
-            if not has_kernels(config, device):
+            if not runner.has_kernels(config, device):
                 raise Unmet("needs a GPU with Triton")
             row = attention_row(config, dtype, device, counts=counts, context=context)
             row["read_share"] = row["kv_bytes"] / (row["kernel_us"] / 1e6) / read_bytes_s

@@ -14,8 +14,8 @@ from part import Setting, release
 
 from inferscope.cost.flops import flop_rates
 from inferscope.cost.hbm import hbm_rates
-from inferscope.engine import Engine, EngineOptions, Sampling, load_engine, runner
-from inferscope.engine.config import ModelConfig, QuantizationName
+from inferscope.engine import Engine, EngineOptions, Sampling, devices, load_engine, runner
+from inferscope.engine.config import QuantizationName
 from inferscope.engine.load import describe
 from inferscope.records import Shape
 
@@ -106,12 +106,12 @@ def open_engine(
         except Exception as error:  # of any kind: drivers and compilers raise their own
             print(f"no {part} here: {type(error).__name__}: {error}"[:_LONGEST_LINE], flush=True)
         release()  # its weights, which the error's frames held until here
-    runner.has_kernels = _no_kernels
+    devices.has_triton = _no_triton  # every kernel of the engine asks this
     return load_engine(setting.model, eager)
 
 
-def _no_kernels(config: ModelConfig, device: torch.device) -> bool:
-    """Return that Triton serves no model; in place of the engine's own answer."""
+def _no_triton() -> bool:
+    """Return that there is no Triton; in place of the engine's own answer."""
     return False
 
 

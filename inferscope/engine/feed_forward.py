@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from inferscope.engine import devices
 from inferscope.engine.config import ModelConfig
-from inferscope.engine.devices import has_triton
 from inferscope.engine.quantization import Matrix, linear
 
 Routed: TypeAlias = Callable[[list[int]], object]
@@ -71,7 +71,7 @@ def _gated(inputs: Tensor, weights: GatedWeights) -> Tensor:
 
 
 def _gate(gate_up: Tensor) -> Tensor:
-    if gate_up.is_cuda and has_triton():
+    if gate_up.is_cuda and devices.has_triton():
         from inferscope.engine import elementwise_kernels  # needs Triton
 
         return elementwise_kernels.gate(gate_up)

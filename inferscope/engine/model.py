@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from inferscope.engine import devices
 from inferscope.engine.config import ModelConfig
-from inferscope.engine.devices import has_triton
 from inferscope.engine.feed_forward import Routed, feed_forward
 from inferscope.engine.parallel import WHOLE, RankGroup
 from inferscope.engine.quantization import linear
@@ -168,7 +168,7 @@ def _norm(stream: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    if heads.is_cuda and has_triton():
+    if heads.is_cuda and devices.has_triton():
         from inferscope.engine.elementwise_kernels import rotate  # needs Triton
 
         return rotate(heads, cos, signed_sin)

@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
@@ -37,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from inferscope.engine import devices
 from inferscope.engine.config import QuantizationName
 from inferscope.errors import BadInput
 
@@ -285,17 +284,12 @@ def _has_cpu_kernel(shape: torch.Size, like: Tensor) -> bool:
     return is_aligned and like.device.type == "cpu" and like.dtype is not torch.float32
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def _runs_gpu_kernel(inputs: Tensor) -> bool:
     return (
         inputs.is_cuda
         and len(inputs) <= _GPU_KERNEL_TOKENS
         and inputs.dtype is not torch.float32
-        and _has_triton()
+        and devices.has_triton()
         and torch.cuda.get_device_capability(inputs.device) >= _AMPERE
     )
 
@@ -331,7 +325,7 @@ def _fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _fp8_inputs(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `_fp8` does, from one kernel where there is one."""
-    if not (inputs.is_cuda and _has_triton()):
+    if not (inputs.is_cuda and devices.has_triton()):
         return _fp8(inputs)
     from inferscope.engine.weight_kernels import fp8_rows  # needs Triton
 

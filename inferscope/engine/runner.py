@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inferscope.engine import devices
 from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.capacity import max_model_tokens
 from inferscope.engine.config import EngineOptions, ModelConfig
-from inferscope.engine.devices import has_triton
 from inferscope.engine.draft_model import DraftModel
 from inferscope.engine.graphs import DecodeGraphs, StepTensors, cuda_capture, graph_sizes
 from inferscope.engine.logprobs import StepLogprobs
@@ -405,7 +405,7 @@ class Runner:
 
 def has_kernels(config: ModelConfig, device: torch.device) -> bool:
     """Return whether the Triton kernels serve a model on a device."""
-    return device.type == "cuda" and config.head_dim <= _LARGEST_HEAD_DIM and has_triton()
+    return device.type == "cuda" and config.head_dim <= _LARGEST_HEAD_DIM and devices.has_triton()
 
 
 def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:
