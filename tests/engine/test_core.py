@@ -67,6 +67,9 @@ class Spy(Probe):
     def emitted(self, requests: Any, tokens: Any, *, step: int = -1, **fields: Any) -> None:
         self._note("emitted", step, {"requests": requests, "tokens": tokens, **fields})
 
+    def marks(self) -> None:
+        """Return no notes: steps on a device have tests of their own."""
+
     def defer(self, since_ns: int) -> None:
         """Do nothing: no test reads the deferred time."""
 
