@@ -100,7 +100,7 @@ class Server:
 
     def stop(self) -> None:
         """Stop it, and wait until its recording is complete."""
-        self._process.send_signal(signal.SIGINT)
+        self._process.terminate()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
