@@ -74,7 +74,7 @@ def serving(kind: str, python: Path, folder: Path, record: Path, spied: Path) ->
             assert vllm_server.stop(server) == 0
     elif kind == "sgl":
         sglang_server.require(python)
-        options = ("--max-total-tokens", "20000", "--context-length", "4096")
+        options = ("--max-total-tokens", "20000")
         with sglang_server.serving(
             folder, *options, python=python, record=record, **variables
         ) as running:
@@ -93,9 +93,7 @@ def asks(kind: str) -> list[Ask]:
     shared = list(range(10, 266))  # two blocks of vLLM's on a CPU
     made = []
     for number in range(NUM):
-        # SGLang notices 2 s late that a client has hung up; some versions compute 1,000 by then.
-        left = 3000 if kind == "sgl" else 1000
-        most = left if number == NUM - 1 else 8 + number
+        most = 1000 if number == NUM - 1 else 8 + number
         body: dict[str, Any] = {
             "max_tokens": most,
             "temperature": 0,
