@@ -44,7 +44,7 @@ from inferscope.ring.control import control_path
 from tests.adapters.exported import Exported
 from tests.adapters.interrupts import Interrupts
 from tests.engine.checkpoints import build, randomise
-from tests.probe.fakes import of
+from tests.probe.fakes import check_device_spans, of
 
 NEW_TOKENS = 8
 EmissionLog = list[list[int]]
@@ -174,13 +174,7 @@ def test_every_step_of_a_gpu_has_a_device_span_within_its_host_span(
     exported.check_sums()
     assert len(exported.requests) == len(expected)
     assert ring is not None
-    spans = of(StepSpan, ring)
-    assert spans
-    for span in spans:
-        assert span.device_start_ns is not None
-        assert span.device_end_ns is not None
-        device_ns = span.device_end_ns - span.device_start_ns
-        assert 0 < device_ns < span.ready_ns - span.launch_start_ns + 1_000_000
+    check_device_spans(of(StepSpan, ring))
 
 
 def _facts(ring: Path) -> list[tuple[str, list[dict[str, Any]]]]:

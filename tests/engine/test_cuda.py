@@ -15,7 +15,7 @@ from inferscope.engine.devices import device_uuid, highest_clocks_mhz, step_time
 from inferscope.engine.load import describe
 from inferscope.probe import Probe
 from inferscope.records import Clock, EngineInfo, StepSpan
-from tests.probe.fakes import of
+from tests.probe.fakes import check_device_spans, of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,13 +82,7 @@ def test_every_step_has_a_device_span_within_its_host_span(
         time.sleep(0.2)
     assert probe.path is not None
     probe.close()
-    spans = of(StepSpan, probe.path)
-    assert spans
-    for span in spans:
-        assert span.device_start_ns is not None
-        assert span.device_end_ns is not None
-        device_ns = span.device_end_ns - span.device_start_ns
-        assert 0 < device_ns < span.ready_ns - span.launch_start_ns + 1_000_000
+    check_device_spans(of(StepSpan, probe.path))
     assert any(clock.device_ns is not None for clock in of(Clock, probe.path))
     (info, *_) = of(EngineInfo, probe.path)
     assert info.device == torch.cuda.get_device_name(device)

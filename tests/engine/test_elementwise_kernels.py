@@ -6,21 +6,14 @@ Compiled where there is a GPU; else in Triton's interpreter, in an environment w
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch.nn import functional
 
 from inferscope.engine.model import rotate_by_torch
+from tests.engine.triton_device import DEVICE, MARKS
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytest.importorskip("triton")
-if not (IS_INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
-DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda:0")
+pytestmark = MARKS
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
 """Largest allowed difference of two results, absolute and relative: bfloat16 has 8 bits, and torch
 also rounds the products within a sum on a CPU."""

@@ -6,7 +6,6 @@ Compiled where there is a GPU; else in Triton's interpreter, in an environment w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,14 +22,9 @@ from inferscope.engine.graphs import DecodeGraphs
 from inferscope.engine.load import load_model
 from inferscope.engine.runner import Runner
 from inferscope.engine.shapes import parse_shape
+from tests.engine.triton_device import DEVICE, MARKS
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytest.importorskip("triton")
-if not (IS_INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
-
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
-DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda:0")
+pytestmark = MARKS
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 """Largest allowed difference of two results, absolute and relative: bfloat16 has 8 bits."""
 

@@ -6,7 +6,6 @@ Compiled where there is a GPU; else in Triton's interpreter, in an environment w
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -15,19 +14,15 @@ import torch
 from inferscope.engine import quantization
 from inferscope.engine.graphs import cuda_capture
 from inferscope.engine.quantization import Fp8Matrix, Int4Matrix, Int8Matrix
+from tests.engine.triton_device import DEVICE, IS_INTERPRETED, MARKS
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytest.importorskip("triton")
-if not (IS_INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+pytestmark = MARKS
 
-from inferscope.engine import weight_kernels  # noqa: E402
+from inferscope.engine import weight_kernels  # noqa: E402 - needs Triton
 
-pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
 needs_hopper = pytest.mark.skipif(
     IS_INTERPRETED or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
 )
-DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda:0")
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_ROWS = quantization._GPU_KERNEL_TOKENS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -89,6 +90,16 @@ def records(path: Path) -> list[Record]:
 
 def of(kind: type[Kind], path: Path) -> list[Kind]:
     return [record for record in records(path) if isinstance(record, kind)]
+
+
+def check_device_spans(spans: Sequence[StepSpan]) -> None:
+    """Assert that each step has a device span, no longer than its host span but for 1 ms."""
+    assert spans
+    for span in spans:
+        assert span.device_start_ns is not None
+        assert span.device_end_ns is not None
+        device_ns = span.device_end_ns - span.device_start_ns
+        assert 0 < device_ns < span.ready_ns - span.launch_start_ns + 1_000_000
 
 
 def facts_of(kind: type[Kind], path: Path) -> list[Kind]:
