@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -29,7 +28,7 @@ from bisect import bisect_right
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from diff_truth import LEVEL, compared, differing, score
+from diff_truth import LEVEL, compared, differing, machine, score
 
 from inferscope.errors import BadInput
 from inferscope.fold import FinalRequest, FinalStep
@@ -183,8 +182,8 @@ def main() -> int:
             print(f"pair {pair}: {time.monotonic() - began_s:.0f} s", flush=True)
         stack.close()
         records = []
-        for server, side in zip(servers, "ab", strict=True):
-            records.append(options.out.with_suffix(f".{side}.isr"))
+        for server, letter in zip(servers, "ab", strict=True):
+            records.append(options.out.with_suffix(f".{letter}.isr"))
             shutil.copy(server.record, records[-1])
     sides = [columns_of(record, starts_ns) for record in records]
     comparisons = []
@@ -196,12 +195,7 @@ def main() -> int:
         print(pair, differing(comparisons[-1]["same"]))
     result = {
         "command": options.command,
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "num_cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        },
+        "machine": machine(),
         "level": LEVEL,
         "seconds": _SEGMENT_S * options.segments,
         "rate": options.rate,

@@ -282,18 +282,23 @@ def main() -> int:
     return 0
 
 
+def machine() -> dict[str, object]:
+    """Return the facts of the machine that a result is of."""
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "num_cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+    }
+
+
 def write(
     options: argparse.Namespace, comparisons: Sequence[dict[str, RecordingComparison]], took_s: int
 ) -> None:
     """Write the counts so far."""
     result = {
         "mode": options.mode,
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "num_cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        },
+        "machine": machine(),
         "seeds": [FIRST_SEED, FIRST_SEED + len(comparisons) - 1],
         "level": LEVEL,
         "seconds": options.seconds,

@@ -330,16 +330,7 @@ def calls_of_sources() -> tuple[dict[str, Any], str]:
         RuntimeError: the program did not come to its end.
     """
     need_counters()
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("stages.py")), str(_CALLS_S)],
-        capture_output=True,
-        text=True,
-        timeout=_CALLS_LIMIT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"stages.py ended with {done.returncode}: {done.stderr[-300:]}")
-    rows: dict[str, Any] = json.loads(done.stdout)
+    rows = printed("stages.py", str(_CALLS_S), limit_s=_CALLS_LIMIT_S)
     return rows, "sampler's calls:\n" + "\n".join(
         f"      {name:<28} {calls_shown(row)}" for name, row in rows.items()
     )
@@ -399,16 +390,24 @@ def asked(uid: int, rights: str) -> dict[str, Any]:
     Raises:
         RuntimeError: it did not come to its end.
     """
-    program = str(Path(__file__).with_name("rights.py"))
+    return printed("rights.py", str(uid), rights, limit_s=_RIGHTS_S)
+
+
+def printed(program: str, *words: str, limit_s: float) -> dict[str, Any]:
+    """Return the JSON that a program beside this one prints.
+
+    Raises:
+        RuntimeError: it did not come to its end.
+    """
     done = subprocess.run(
-        [sys.executable, program, str(uid), rights],
+        [sys.executable, str(Path(__file__).with_name(program)), *words],
         capture_output=True,
         text=True,
-        timeout=_RIGHTS_S,
+        timeout=limit_s,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"rights.py ended with {done.returncode}: {done.stderr[-300:]}")
+        raise RuntimeError(f"{program} ended with {done.returncode}: {done.stderr[-300:]}")
     row: dict[str, Any] = json.loads(done.stdout)
     return row
 

@@ -42,6 +42,7 @@ _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _CACHE_EVENTS = "sglang.srt.mem_cache.events.KVCacheEventRecorder"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _ENDS = "how requests end outside of a batch"
+CRASHES = "the end of a front end whose scheduler has crashed"
 
 Hook: TypeAlias = Callable[..., Any]
 """Function called with the original and its arguments, like SGLang's AROUND hooks."""
@@ -344,9 +345,6 @@ class SchedulerHooks:
             except Exception as error:
                 patches.caught(watch.aborted, error)
         return original(*args, **kwargs)
-
-
-CRASHES = "the end of a front end whose scheduler has crashed"
 
 
 class FrontEndHooks:

@@ -148,7 +148,7 @@ class Session:
             self._cupti.call("cuptiPmSamplingDecodeData", params)
             has_overflowed |= bool(params.overflow)
             num_unstamped += self._take(windows)
-            self._image.blank()
+            image.blank()
             if params.decodeStopReason != layout.STOPPED_FULL:
                 break
         self._num_unstamped += num_unstamped
