@@ -88,6 +88,11 @@ class JudgedSource:
             return None
         return self.levels.levels(view.engine_id, window_ns=window_ns, now_ns=view.folded_ns)
 
+    def interrupt(self) -> None:
+        """End a running call early if the source is a recording; safe from any thread."""
+        if isinstance(self.source, RecordingSource):
+            self.source.interrupt()
+
     def close(self) -> None:
         """Close the source; safe to call twice."""
         self.source.close()

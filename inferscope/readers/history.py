@@ -101,6 +101,11 @@ class HistorySource:
         """Return warnings about the files."""
         return self._source.notes() if isinstance(self._source, RecordingSource) else ()
 
+    def interrupt(self) -> None:
+        """End a running call early if the source is a recording; safe from any thread."""
+        if isinstance(self._source, RecordingSource):
+            self._source.interrupt()
+
     def close(self) -> None:
         """Close the source; safe to call twice."""
         self._source.close()

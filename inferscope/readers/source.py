@@ -193,14 +193,19 @@ class RecordingSource:
         self._held: RecordedFrame | None = None
         self._began: tuple[int, int] | None = None
         self._gaps = Gaps()
+        self._is_interrupted = False
         self.has_ended = False
+
+    def interrupt(self) -> None:
+        """Fold no more records, a running call's included; safe from any thread."""
+        self._is_interrupted = True
 
     def advance(self) -> int:
         """Fold the records due at this pace; return their number."""
         num = 0
         while (frame := self._held or next(self._frames, None)) is not None:
             self._held = None
-            if not self._is_due(frame):
+            if self._is_interrupted or not self._is_due(frame):
                 self._held = frame
                 return num
             try:

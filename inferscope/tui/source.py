@@ -60,7 +60,8 @@ class Feed:
         self._actions: queue.SimpleQueue[Callable[[SnapshotSource], object]] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="inferscope-feed", daemon=True)
+        # No daemon: the fold runs NumPy, whose C++ parts abort a process that exits under them.
+        self._thread = threading.Thread(target=self._run, name="inferscope-feed")
 
     def start(self) -> None:
         """Start fetching."""
@@ -88,15 +89,21 @@ class Feed:
             self._wake.set()
 
     def stop(self, *, timeout_s: float = 2.0) -> None:
-        """Stop fetching and wait until the source is closed, up to a timeout."""
+        """Stop fetching and wait until the source is closed, up to a timeout.
+
+        A source that can is interrupted. The process ends after the thread has closed the source.
+        """
         self._is_stopping = True
         self._wake.set()
+        if hasattr(self._source, "interrupt"):
+            self._source.interrupt()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            while not self._is_stopping:
+            # The interpreter's exit ends the loop too: an application may have failed to stop it.
+            while not self._is_stopping and threading.main_thread().is_alive():
                 pause_s = self._fetch()
                 self._wake.wait(pause_s)
                 self._wake.clear()

@@ -119,5 +119,5 @@ def test_a_terminal_opens_with_the_screen(number: int, tmp_path: Path) -> None:
                 os.write(ours, b"q")
                 has_quit = True
         assert has_quit, printed[-2000:]
-        assert process.wait(30) == 0
+        assert process.wait(30) == 0, printed[-2000:]
     os.close(ours)

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
 
 from inferscope.errors import UnreadableFile
+from inferscope.fold import Sink
 from inferscope.fold.snapshots import Snapshot
+from inferscope.insight.findings import RunSummarizer
+from inferscope.insight.judged_source import JudgedSource
+from inferscope.readers import HistorySource, Listener, RecordingSource
+from inferscope.records import Record
 from inferscope.tui.app import InferScopeApp, SnapshotReady, SourceFailed
 from inferscope.tui.source import Feed
+from tests.insight.test_why import SAMPLE
 from tests.tui.live_screen import play, screen
 from tests.tui.scenes import MovingSource, moving_snapshot
 
@@ -38,6 +47,72 @@ def test_the_feed_fetches_over_the_window_and_closes_its_source() -> None:
     assert source.is_closed
     assert source.windows_ns[0] == 7
     assert [snapshot.mono_ns for snapshot in seen] == sorted(snapshot.mono_ns for snapshot in seen)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_process_ends_cleanly_while_its_feed_folds(is_stopped: bool) -> None:
+    """`np.unique` of a daemon thread aborts a process that exits: status -6 in 11 of 12 runs."""
+    script = f"""
+        import sys, threading
+        import numpy as np
+        from inferscope.tui.source import Feed
+
+        numbers, has_begun = np.arange(20_000) % 1_000, threading.Event()
+
+        class Folding:
+            is_interrupted = False
+
+            def snapshot(self, window_ns):
+                for _ in range(3_000):
+                    np.unique(numbers)
+                    has_begun.set()
+                    if self.is_interrupted:
+                        break
+
+            def interrupt(self):
+                self.is_interrupted = True
+
+            def close(self):
+                print("closed", flush=True)
+
+        ignore = lambda *_: None
+        feed = Feed(Folding(), window_ns=7, refresh_hz=100, on_snapshot=ignore, on_failure=ignore)
+        feed.start()
+        has_begun.wait()
+        if {is_stopped}:
+            feed.stop(timeout_s=0.0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+@pytest.mark.parametrize("kind", ["plain", "history", "judged"])
+def test_a_recording_that_is_interrupted_folds_no_more(kind: str) -> None:
+    num_folded = 0
+
+    def listen(ring: int, record: Record) -> None:
+        nonlocal num_folded
+        num_folded += 1
+        if num_folded == 100:
+            shown.interrupt()
+
+    def opened(sinks: tuple[Sink, ...], ignored: Listener) -> RecordingSource:
+        return RecordingSource(SAMPLE, sinks=sinks, listen=listen)
+
+    shown: HistorySource | JudgedSource | RecordingSource
+    if kind == "history":
+        shown = HistorySource(opened, since_ns=0, until_ns=0, at_ns=None, window_ns=1)
+    else:
+        shown = opened((), listen)
+    if kind == "judged":
+        shown = JudgedSource(shown, RunSummarizer())
+    snapshot = shown.snapshot(10**9)
+    shown.close()
+    assert 100 <= num_folded < 200  # a frame may hold several records
+    assert snapshot.mode == "replay"
 
 
 def test_a_change_of_pace_takes_effect_at_once() -> None:
