@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 
 from inferscope.insight.clients import Joined, MetricPair
 from inferscope.json_document import Document, json_line
 from inferscope.text.plots import UNKNOWN, duration, fit_name, milliseconds, plain, share, to_ascii
 
 _MAX_ROWS = 10
+_MAX_REASONS = 5
 _NAME, _CELL = 30, 10
 
 
@@ -32,7 +34,8 @@ def join_text(joined: Joined, *, width: int = 100, ascii: bool = False) -> str:
     """Return a join as text: sums, explanation, the largest differences, unmatched requests."""
     lines = [
         f"{joined.num_matched} of {joined.num_client} requests of {joined.client} are among the "
-        f"{joined.num_server} finished ones of the server"
+        f"{joined.num_server} finished ones of the server",
+        *_failed(joined, width),
     ]
     pairs = {"TTFT": joined.ttft, "ITL": joined.itl, "E2E": joined.e2e}
     if any(pairs.values()):
@@ -51,6 +54,20 @@ def join_text(joined: Joined, *, width: int = 100, ascii: bool = False) -> str:
         )
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return to_ascii(text) if ascii else text
+
+
+def _failed(joined: Joined, width: int) -> list[str]:
+    """Return how many matched requests did not finish at the client, by reason."""
+    nums = Counter(row.error for row in joined.requests if row.error)
+    if not nums:
+        return []
+    reasons = ", ".join(f"{num} {plain(reason)}" for reason, num in nums.most_common(_MAX_REASONS))
+    more = ", …" if len(nums) > _MAX_REASONS else ""
+    return textwrap.wrap(
+        f"{nums.total()} of them did not finish at the client: {reasons}{more}",
+        width,
+        subsequent_indent="  ",
+    )
 
 
 def _explained(joined: Joined) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 import inferscope
 from inferscope.engine import load_tokenizer
+from tests.cli.running import inferscope as inferscope_cli
 from tests.engine.server.running import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("INFERSCOPE_PEERS", ROOT / ".engines"))
 GUIDELLM = PEERS / "venvs" / "load" / "bin" / "guidellm"
+AIPERF = PEERS / "venvs" / "aiperf" / "bin" / "aiperf"
 BUILTIN = Path(inferscope.__file__).parent / "engine" / "builtin"
 
 
@@ -28,6 +30,50 @@ def test_guidellm_measures_what_our_ledgers_sum_to(tmp_path: Path, endpoint: str
         pytest.skip(f"no guidellm in {PEERS} (INFERSCOPE_PEERS)")
     with serving(tmp_path, "builtin", "--api-servers", "2") as server:
         measure(server.wait(), tmp_path / "out.json", endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options"),
+    [
+        ("chat", ()),
+        ("completions", ()),
+        ("chat", ("--request-cancellation-rate", "50", "--request-cancellation-delay", "0.04")),
+    ],
+)
+def test_a_join_with_aiperf_agrees_with_its_own_summary_and_with_the_server(
+    tmp_path: Path, endpoint: str, options: tuple[str, ...]
+) -> None:
+    if not AIPERF.exists():
+        pytest.skip(f"no aiperf in {PEERS} (INFERSCOPE_PEERS)")
+    recording, out = tmp_path / "run.isr", tmp_path / "out"
+    with serving(tmp_path, "builtin", recording=recording) as server:
+        run_aiperf(server.wait(), out, endpoint, *options)
+        assert server.stop() == 0
+    done = inferscope_cli(
+        *("join", str(recording), str(out / "profile_export.jsonl"), "--json"), rings=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    joined = json.loads(done.stdout)["joined"]
+    assert (joined["client"], joined["num_client"], joined["num_matched"]) == ("AIPerf", 26, 24)
+    assert joined["no_parts"] == ""
+    (warm_up,) = joined["unmatched"]
+    assert (warm_up["side"], warm_up["num"]) == ("client", 2)
+    whole = [row for row in joined["requests"] if not row["error"]]
+    assert bool(options) == (len(whole) < 24)
+    for row in whole:
+        assert row["finish"] == "length"
+        assert row["client_ttft_ns"] == sum(
+            row[part] for part in ("server_ttft_ns", "before_ns", "after_ns")
+        )
+    for row in joined["requests"]:
+        if row["error"]:
+            assert (row["error"], row["finish"]) == ("RequestCancellationError", "client_cancel")
+    summary = json.loads((out / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+    names = {"ttft": "time_to_first_token", "itl": "inter_token_latency", "e2e": "request_latency"}
+    for name, theirs in names.items():
+        assert joined[name]["num"] == len(whole)
+        mean_ms = joined[name]["client_mean_ns"] / 1e6
+        assert mean_ms == pytest.approx(summary[theirs]["avg"], rel=1e-3)
 
 
 @pytest.mark.parametrize("options", [(), ("--speculative", "ngram"), ("--worker",)])
@@ -83,6 +129,31 @@ def bytes_of(text: str) -> bytes:
     """Return the bytes of a token as a completion writes it."""
     name, _, escaped = text.partition("bytes:")
     return text.encode() if name or not escaped else bytes.fromhex(escaped.replace("\\x", ""))
+
+
+def run_aiperf(server: Server, out: Path, endpoint: str, *options: str) -> None:
+    """Run AIPerf with two warm-up requests and 24 measured ones.
+
+    It reads a tokenizer's folder without a network, but refuses one under HF_HUB_OFFLINE.
+    """
+    online = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+    done = subprocess.run(
+        [
+            *(str(AIPERF), "profile", "--model", "builtin", "--streaming", "--ui", "none"),
+            *("--url", f"http://127.0.0.1:{server.port}", "--endpoint-type", endpoint),
+            *("--tokenizer", str(BUILTIN), "--use-server-token-count"),
+            *("--concurrency", "4", "--request-count", "24", "--warmup-request-count", "2"),
+            *("--synthetic-input-tokens-mean", "96", "--output-tokens-mean", "24"),
+            *("--no-gpu-telemetry", "--no-server-metrics", "--output-artifact-dir", str(out)),
+            *options,
+        ],
+        env=online,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def measure(server: Server, out: Path, endpoint: str) -> None:

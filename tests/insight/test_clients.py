@@ -1,7 +1,8 @@
 """Files that load generators wrote against `inferscope serve builtin`, beside its recording.
 
-`guidellm.json` is GuideLLM 0.8.1's report without its summaries, requests and outputs;
-`aiperf.jsonl` and `load.jsonl` are as AIPerf and `inferscope load --out` wrote them.
+`guidellm.json` is GuideLLM 0.8.1's report without its summaries, requests and outputs; `load.jsonl`
+is as `inferscope load --out` wrote it. AIPerf 0.13.0 wrote `aiperf.jsonl`, of a run with warm-up
+and cancelled requests, beside `aiperf.isr`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ FOLDER = Path(__file__).parent / "clients"
 FILES = {"guidellm.json": "GuideLLM", "load.jsonl": "inferscope load"}
 
 
-@pytest.fixture(scope="module")
-def recorded() -> tuple[list[FinalRequest], int]:
+def read(recording: Path) -> tuple[list[FinalRequest], int]:
     sink = JoinSink()
-    source = open_source(FOLDER / "clients.isr", sinks=(sink,))
+    source = open_source(recording, sinks=(sink,))
     catch_up(source, patience_s=60)
     source.close()
     assert source.collector.real_offset_ns is not None
     return sink.requests, source.collector.real_offset_ns
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list[FinalRequest], int]:
+    return read(FOLDER / "clients.isr")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -125,23 +130,54 @@ def test_names_that_the_server_recorded_as_digits_are_found(
     assert join(file, hidden, offset_ns).num_matched == len(file.requests)
 
 
-def test_a_failed_line_of_aiperf_keeps_its_error_and_its_units_are_read(tmp_path: Path) -> None:
-    """The two lines are of the form that AIPerf's documentation shows."""
+def test_aiperfs_warm_up_is_left_out_and_its_cancelled_request_leaves_the_parts_known() -> None:
+    requests, offset_ns = read(FOLDER / "aiperf.isr")
+    path = FOLDER / "aiperf.jsonl"
+    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    warm_up = {line["metadata"]["x_request_id"] for line in lines[:2]}
+    assert {line["metadata"]["benchmark_phase"] for line in lines[:2]} == {"warmup"}
+    joined = join(read_client_file(path), requests, offset_ns)
+    (unmatched,) = joined.unmatched
+    assert (unmatched.side, set(unmatched.examples)) == ("client", warm_up)
+    assert (joined.num_client, joined.num_server, joined.num_matched) == (14, 14, 12)
+    assert joined.no_parts == ""
+    (failed,) = [row for row in joined.requests if row.error]
+    assert (failed.error, failed.finish) == ("RequestCancellationError", "client_cancel")
+    assert (failed.client_ttft_ns, failed.client_e2e_ns, failed.before_ns) == (None, None, None)
+    whole = [row for row in joined.requests if not row.error]
+    for row in whole:
+        assert row.client_ttft_ns is not None
+        assert row.server_ttft_ns is not None
+        assert row.before_ns is not None
+        assert row.after_ns is not None
+        assert row.client_ttft_ns == row.server_ttft_ns + row.before_ns + row.after_ns
+        assert min(row.before_ns, row.after_ns) >= -_CLOCKS_NS
+    assert joined.ttft is not None
+    written_ms = [line["metrics"].get("time_to_first_token") for line in lines[2:]]
+    known_ms = [metric["value"] for metric in written_ms if metric]
+    assert len(known_ms) == joined.ttft.num == len(whole)
+    assert joined.ttft.client_mean_ns == pytest.approx(1e6 * sum(known_ms) / len(known_ms), abs=1)
+    text = join_text(joined)
+    assert "1 of them did not finish at the client: 1 RequestCancellationError" in text
+    assert "unmatched at the client: 2, warm-up" in text
+    check_document("join", join_json(joined, source="aiperf.isr", file="aiperf.jsonl"))
+
+
+def test_lines_of_aiperf_keep_their_units_and_need_no_id(tmp_path: Path) -> None:
     path = tmp_path / "profile_export.jsonl"
     path.write_text(
         '{"metadata":{"x_request_id":"a","request_start_ns":5,"was_cancelled":false},"metrics":'
         '{"time_to_first_token":{"value":4.5,"unit":"ms"},"request_latency":{"value":1,"unit":'
         '"sec"},"inter_chunk_latency":{"value":[1.0,2.0],"unit":"ms"},"output_sequence_length":'
         '{"value":9,"unit":"tokens"}},"error":null}\n'
-        '{"metadata":{"x_request_id":"b","request_start_ns":7,"was_cancelled":true},"metrics":{},'
-        '"error":{"code":499,"type":"RequestCancellationError","message":"cancelled"}}\n'
+        '{"metadata":{"x_request_id":null,"request_start_ns":7},"metrics":{}}\n'
     )
     file = read_client_file(path)
     first, second = file.requests
     assert (file.client, first.id, first.start_real_ns) == ("AIPerf", "a", 5)
     assert (first.ttft_ns, first.e2e_ns, first.itl_ns) == (4_500_000, 1_000_000_000, None)
     assert (first.output_tokens, first.error) == (9, "")
-    assert (second.ttft_ns, second.error) == (None, "RequestCancellationError")
+    assert (second.id, second.start_real_ns, second.error) == (None, 7, "")
 
 
 @pytest.mark.parametrize("content", ["", "hello\n", "{}\n", '{"benchmarks": 3}', "[1, 2]", "\xff"])

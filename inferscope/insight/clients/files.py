@@ -16,6 +16,8 @@ import msgspec
 from inferscope.errors import BadInput
 
 _MOST_BYTES = 1 << 30
+_WARM_UP = "warmup"
+"""AIPerf's name of the phase that its own figures leave out."""
 _UNIT_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "sec": 1e9}
 
 
@@ -34,6 +36,8 @@ class ClientRequest(msgspec.Struct, frozen=True):
     output_tokens: int | None
     error: str = ""
     """Reason why the request did not finish; empty if it did."""
+    is_warm_up: bool = False
+    """Whether the client leaves the request out of its own figures."""
 
 
 class ClientFile(msgspec.Struct, frozen=True):
@@ -132,8 +136,9 @@ def _of_guidellm(request: _GuidellmRequest, reason: str) -> ClientRequest:
 
 
 class _Metadata(msgspec.Struct):
-    x_request_id: str
     request_start_ns: int
+    x_request_id: str | None = None
+    benchmark_phase: str = ""
     was_cancelled: bool = False
 
 
@@ -161,15 +166,18 @@ def _aiperf(content: bytes) -> list[ClientRequest] | None:
 def _of_aiperf(line: _AiperfLine) -> ClientRequest:
     error, metadata = line.error, line.metadata
     reason = "" if error is None else error.type or error.message or "failed"
+    reason = reason or ("cancelled" if metadata.was_cancelled else "")
     tokens = line.metrics.get("output_sequence_length")
     return ClientRequest(
         metadata.x_request_id,
-        metadata.request_start_ns,
+        # As the start of a failed request, AIPerf writes the time at which it noted the failure.
+        None if reason else metadata.request_start_ns,
         _metric_ns(line, "time_to_first_token"),
         _metric_ns(line, "request_latency"),
         _metric_ns(line, "inter_token_latency"),
         None if tokens is None or not isinstance(tokens.value, int | float) else int(tokens.value),
-        reason or ("cancelled" if metadata.was_cancelled else ""),
+        reason,
+        is_warm_up=metadata.benchmark_phase == _WARM_UP,
     )
 
 

@@ -28,6 +28,7 @@ _RESPONSE_ID = "response_id"
 _NO_ID = "the client's file has no ID for it"
 _NOT_RECORDED = "the recording has no request of this ID"
 _SEVERAL = "the recording has several requests of this ID"
+_WARM_UP = "warm-up, which the client leaves out of its own figures"
 _NOT_SENT = "the client's file has no request of this ID"
 
 
@@ -83,6 +84,8 @@ class JoinedRequest(msgspec.Struct, frozen=True):
     """Time to the last token at the client."""
     server_e2e_ns: int | None
     """Time to the last token at the server."""
+    error: str
+    """Reason why it did not finish at the client; empty if it did."""
 
 
 class Unmatched(msgspec.Struct, frozen=True):
@@ -160,6 +163,9 @@ def join(file: ClientFile, requests: Sequence[FinalRequest], offset_ns: int | No
     for sent in file.requests:
         found = _named(by_name, sent.id)
         matched.update(map(id, found))
+        if sent.is_warm_up:
+            alone["client", _WARM_UP].append(sent.id or "")
+            continue
         if len(found) == 1:
             pairs.append((sent, found[0]))
             continue
@@ -251,6 +257,7 @@ def _row(sent: ClientRequest, seen: FinalRequest, offset_ns: int | None) -> Join
         server_itl_ns=itl_ns,
         client_e2e_ns=sent.e2e_ns,
         server_e2e_ns=e2e_ns,
+        error=sent.error,
     )
 
 

@@ -125,10 +125,13 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Server]:
-    """Start a server with these options; kill it at the end of the context."""
+def serving(folder: Path, *options: str, recording: Path | None = None) -> Iterator[Server]:
+    """Start a server with these options, recorded if asked; kill it at the end of the context."""
     rings, said = folder / "rings", folder / "stderr.txt"
-    words = [sys.executable, "-m", "inferscope", "serve", "--port", "0", *options]
+    ours = [sys.executable, "-m", "inferscope"]
+    words = [*ours, "serve", "--port", "0", *options]
+    if recording is not None:
+        words = [*ours, "run", "--record", str(recording), "--", *words]
     environment = {
         **os.environ,
         "INFERSCOPE_DIR": str(rings),
