@@ -144,6 +144,7 @@ def run_aiperf(server: Server, out: Path, endpoint: str, *options: str) -> None:
             *("--tokenizer", str(BUILTIN), "--use-server-token-count"),
             *("--concurrency", "4", "--request-count", "24", "--warmup-request-count", "2"),
             *("--synthetic-input-tokens-mean", "96", "--output-tokens-mean", "24"),
+            *("--extra-inputs", "ignore_eos:true", "--random-seed", "1"),
             *("--no-gpu-telemetry", "--no-server-metrics", "--output-artifact-dir", str(out)),
             *options,
         ],
