@@ -39,9 +39,6 @@ class UnderLock(Protocol):
     def device_start(self) -> None:
         """Move the start of the open step's device span here."""
 
-    def device_end(self) -> None:
-        """Set the end of the open step's device span here."""
-
 
 class Marks:
     """Notes of the steps of one engine's thread. Arguments are numbers, and are not checked.
@@ -159,30 +156,17 @@ class Marks:
             return
         try:
             flight, began_ns = marking[-1], self._now_ns()
-            if not flight.has_end:
-                self._record(flight.start)
-                flight.has_start = True
-            self._cost_ns += self._now_ns() - began_ns
-        except Exception as error:
-            self._lose(error)
-
-    def device_end(self) -> None:
-        """Set the end of the open step's device span here; see `Probe.device_end`."""
-        marking = self._marking
-        if not marking:
-            self._probe.device_end()
-            return
-        try:
-            flight, began_ns = marking[-1], self._now_ns()
-            if not flight.has_end:
-                self._record(flight.end)
-                flight.has_end = True
+            self._record(flight.start)
+            flight.has_start = True
             self._cost_ns += self._now_ns() - began_ns
         except Exception as error:
             self._lose(error)
 
     def end(self, step: int, padded_tokens: int = 0) -> int:
-        """End a step and return the time in nanoseconds; see `Probe.stop`."""
+        """End a step, right behind its last launch, and its device span; return the time in ns.
+
+        See `Probe.stop`.
+        """
         now_ns, marking = self._now_ns(), self._marking
         if not marking or marking[-1].step != step:
             self._end_another(step, padded_tokens)
@@ -192,10 +176,8 @@ class Marks:
             if not flight.has_start:
                 self._end_unstarted(now_ns)
                 return now_ns
-            if not flight.has_end:
-                self._record(flight.end)
-                flight.has_end = True
-                self._cost_ns += self._now_ns() - now_ns
+            self._record(flight.end)
+            self._cost_ns += self._now_ns() - now_ns
         except Exception as error:
             self._lose(error)
             return now_ns

@@ -195,7 +195,6 @@ class Flight:
         start: event at which it begins.
         end: event at which it ends, None for none yet.
         has_start: the event `start` is recorded.
-        has_end: the event `end` is recorded.
         launch_end_ns: when the host had queued it, 0 before.
     """
 
@@ -203,7 +202,6 @@ class Flight:
         "cold",
         "dummy",
         "end",
-        "has_end",
         "has_start",
         "launch_end_ns",
         "mode",
@@ -220,7 +218,7 @@ class Flight:
 
     def __init__(self, start: Any, end: Any) -> None:
         self.start, self.end = start, end
-        self.has_start = self.has_end = False
+        self.has_start = False
         self.launch_end_ns = 0
         self.padded = 0
 

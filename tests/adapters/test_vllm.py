@@ -402,7 +402,6 @@ FAULTS = [
     (WorkerHooks, "mark"),
     (Marks, "begin"),
     (Marks, "device_start"),
-    (Marks, "device_end"),
     (Marks, "end"),
     (WorkerHooks, "stop"),
     (WorkerHooks, "sign"),

@@ -66,7 +66,6 @@ class Bench:
         step = self.begin()
         self.marks.device_start()
         self.sign(step - 1)
-        self.marks.device_end()
         self.end(step)
         return step
 
@@ -146,8 +145,6 @@ def test_a_step_is_noted_without_the_lock_and_booked_behind_the_next_launch(benc
     with busy(bench.probe):
         step = bench.begin()
         bench.marks.device_start()
-        bench.clock.now_ns += MS
-        bench.marks.device_end()
         bench.end(step)
     assert bench.probe._log.num_lost_calls == 0
     assert bench.steps() == before
@@ -157,7 +154,7 @@ def test_a_step_is_noted_without_the_lock_and_booked_behind_the_next_launch(benc
     bench.end(begun)
     span = bench.spans()[-1]
     assert (span.step, span.mode, span.padded_tokens, span.digest) == (step, "graph", 8, 5)
-    assert span.launch_end_ns - span.launch_start_ns == 3 * MS
+    assert span.launch_end_ns - span.launch_start_ns == 2 * MS
     assert span.device_start_ns is not None
     assert span.device_end_ns is not None
     assert span.device_end_ns - span.device_start_ns == MS
@@ -240,7 +237,7 @@ def test_an_end_without_a_beginning_ends_no_other_step(bench: Bench) -> None:
     assert bench.timer.dropped == 1
 
 
-@pytest.mark.parametrize("call", ["begin", "device_start", "device_end", "end"])
+@pytest.mark.parametrize("call", ["begin", "device_start", "end"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 def test_an_exception_of_a_signal_handler_passes_through(
     bench: Bench, call: str, error: type[BaseException]
@@ -441,7 +438,6 @@ def test_each_step_has_one_span_or_is_counted(calls: list[str]) -> None:
                 bench.cuda.lag_ns = 20 * MS if call == "lag" else 0
             elif call == "device":
                 bench.marks.device_start()
-                bench.marks.device_end()
             elif call in ("by the probe", "dummy"):
                 num_lost += open_step is not None
                 open_step, num_begun = None, num_begun + 1
@@ -531,7 +527,7 @@ def test_a_step_without_a_forward_makes_the_next_one_begin_at_its_launch(bench: 
     assert bench.steps() == list(range(bench.next_step))
 
 
-@pytest.mark.parametrize("call", ["begin", "device_start", "device_end", "end"])
+@pytest.mark.parametrize("call", ["begin", "device_start", "end"])
 def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call: str) -> None:
     bench = Bench(tmp_path)
     bench.steady()
@@ -539,7 +535,6 @@ def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call:
     calls: dict[str, Callable[[], object]] = {
         "begin": lambda: bench.marks.begin(step),
         "device_start": bench.marks.device_start,
-        "device_end": bench.marks.device_end,
         "end": lambda: bench.marks.end(step),
     }
     cost_ns = bench.probe._log.cost_ns
@@ -548,8 +543,6 @@ def test_what_an_event_takes_is_counted_as_the_probes_cost(tmp_path: Path, call:
         bench.clock.now_ns += 3 * MS
 
     for name, run in calls.items():
-        if name == "device_end" and call == "end":
-            continue  # its event would be the end's
         if name == call:
             bench.within = take_long
         run()
