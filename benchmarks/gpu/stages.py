@@ -156,7 +156,7 @@ def read_for(source: Source, seconds: float, spent: Spent) -> dict[str, Any]:
         if isinstance(source, CuptiPmSource):
             (one, *_) = source._sessions
             row["image_bytes"] = one._image.size
-            row["is_direct"] = one._evaluator is not None and one._evaluator.is_direct
+            row["is_direct"] = not one.refusal
     return row
 
 

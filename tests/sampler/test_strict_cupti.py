@@ -139,7 +139,8 @@ def test_windows_are_evaluated_directly_and_the_last_of_each_image_by_cupti_too(
     strict: Strict, has_perf: bool
 ) -> None:
     strict.perf = strict._library if has_perf else None
-    with source_of(strict, []) as source:
+    lines: list[str] = []
+    with source_of(strict, lines) as source:
         source.open(time.monotonic_ns())
         for _ in range(3):
             strict.advance(100 * INTERVAL_NS)
@@ -147,6 +148,8 @@ def test_windows_are_evaluated_directly_and_the_last_of_each_image_by_cupti_too(
             assert one.values["dram_write_bytes"] == len(one.starts_ns) // 8 * 1e6
             assert one.values["dram_clock_mhz"] == pytest.approx(1500)
     num_seen = 3 * 100 - 1
+    assert [line for line in lines if "libnvperf_host is not loaded" in line] == lines
+    assert len(lines) == (not has_perf)
     assert strict.num_directly == (num_seen if has_perf else 0)
     assert strict.num_evaluated == (3 if has_perf else num_seen)
     assert strict.num_open == 0
@@ -155,7 +158,8 @@ def test_windows_are_evaluated_directly_and_the_last_of_each_image_by_cupti_too(
 @each_release()
 def test_cupti_evaluates_all_windows_once_libnvperf_host_has_differed(strict: Strict) -> None:
     strict.perf = strict._library
-    with source_of(strict, []) as source:
+    lines: list[str] = []
+    with source_of(strict, lines) as source:
         source.open(time.monotonic_ns())
         for by, num_evaluated in ((0.0, 1), (1e-3, 1 + 100), (0.0, 1 + 200)):
             strict.mislead(by)
@@ -164,6 +168,8 @@ def test_cupti_evaluates_all_windows_once_libnvperf_host_has_differed(strict: St
             assert one.values["dram_read_bytes"] == len(one.starts_ns) // 8 * 1e6
             assert strict.num_evaluated == num_evaluated
     assert strict.num_directly == 99 + 100
+    (line,) = lines
+    assert line.endswith("its values differ from CUPTI's.")
     assert strict.num_open == 0
 
 
@@ -206,6 +212,7 @@ def test_the_kit_times_every_call_of_a_session(
 @each_release()
 def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -> None:
     lines: list[str] = []
+    strict.perf = strict._library
     with source_of(strict, lines) as source:
         source.open(time.monotonic_ns())
         strict.advance(10 * INTERVAL_NS)

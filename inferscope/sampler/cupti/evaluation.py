@@ -126,7 +126,11 @@ class DirectEvaluator:
 
 
 class Evaluator:
-    """Evaluator of the windows of one image: directly where possible, else by CUPTI."""
+    """Evaluator of the windows of one image: directly where possible, else by CUPTI.
+
+    Attributes:
+        refusal: why CUPTI evaluates all windows; empty while libnvperf_host does.
+    """
 
     def __init__(
         self,
@@ -149,16 +153,16 @@ class Evaluator:
         )
         self._by_cupti = cupti.repeated("cuptiProfilerHostEvaluateToGpuValues", self._params)
         self._direct: DirectEvaluator | None = None
-        if cupti.perf is not None:
-            with suppress(Refused):
-                self._direct = DirectEvaluator(
-                    cupti.perf, chip, names, image_at=image_at, image_size=image_size
-                )
-
-    @property
-    def is_direct(self) -> bool:
-        """Return whether windows are evaluated without CUPTI's steps for each."""
-        return self._direct is not None
+        self.refusal = ""
+        if cupti.perf is None:
+            self.refusal = "libnvperf_host is not loaded"
+            return
+        try:
+            self._direct = DirectEvaluator(
+                cupti.perf, chip, names, image_at=image_at, image_size=image_size
+            )
+        except Refused as reason:
+            self.refusal = str(reason)
 
     def rows(self, places: list[int]) -> list[list[float]]:
         """Return the values of the windows at these places, in the order of the names.
@@ -170,9 +174,13 @@ class Evaluator:
             return []
         checked = self._row(places[-1])
         if self._direct is not None:
-            found = self._rows(self._direct, places)
-            if found is not None and bytes(self._direct.values) == bytes(self._numbers):
-                return found
+            try:
+                found = self._rows(self._direct, places)
+                if bytes(self._direct.values) == bytes(self._numbers):
+                    return found
+                self.refusal = "its values differ from CUPTI's"
+            except Refused as reason:
+                self.refusal = str(reason)
             self.close()
         return [self._row(place) for place in places[:-1]] + [checked]
 
@@ -182,16 +190,18 @@ class Evaluator:
         if direct is not None:
             direct.close()
 
-    def _rows(self, direct: DirectEvaluator, places: list[int]) -> list[list[float]] | None:
-        """Return the values by the direct evaluator, None if it refuses."""
+    @staticmethod
+    def _rows(direct: DirectEvaluator, places: list[int]) -> list[list[float]]:
+        """Return the values by the direct evaluator.
+
+        Raises:
+            Refused: the library failed.
+        """
         found, values = [], direct.values
-        try:
-            direct.begin_image()
-            for place in places:
-                direct.evaluate(place)
-                found.append(values[:])
-        except Refused:
-            return None
+        direct.begin_image()
+        for place in places:
+            direct.evaluate(place)
+            found.append(values[:])
         return found
 
     def _row(self, place: int) -> list[float]:

@@ -131,6 +131,11 @@ class Session:
             properties["missing"] = " ".join(lacking)
         return properties
 
+    @property
+    def refusal(self) -> str:
+        """Why CUPTI evaluates all windows itself; empty while libnvperf_host does."""
+        return "" if self._evaluator is None else self._evaluator.refusal
+
     def decode(self) -> Decoded:
         """Return the windows completed since the last decode, and the losses.
 
