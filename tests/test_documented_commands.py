@@ -39,21 +39,17 @@ PROGRAM = re.compile(
     r"|(?:make|python|pip|curl|docker|kubectl|duckdb|sudo) |samples/\S+\.sh)"
 )
 ELSEWHERE = {
-    r"vllm|sglang|transformers serve": "needs another engine, and its models",
+    r"vllm serve|sglang\.launch|transformers serve": "needs another engine, and its models",
     r"pip install": "needs a package index",
     r"^kubectl": "needs a cluster",
     r"docker": "needs Docker",
     r"^sudo": "needs a GPU whose counters only root may read",
-    r"cuda": "needs a GPU",
+    r"cuda|random:llama-8b": "needs a GPU",
     r"^make|samples/lab": "builds an environment or measures for many minutes",
     r"--compare|^inferscope calibrate": "measures for minutes; has tests of its own",
     r"dynamo-fpm|ipc:": "needs a file of Dynamo's or an address of SGLang's",
-    r"profile_export": "needs a file of AIPerf's",
     r"script\.py|record\.sh FILE": "needs a program or a name of yours",
     r"--role decode": "needs the prefill engine beside it: engine/server/test_disagg.py",
-    r"gpu7": "needs a server on another host",
-    r"^inferscope replay \S+ --speed": "needs a terminal: tests/cli/test_terminal.py has one",
-    r"^inferscope join": "needs a load generator's file: tests/insight/test_clients.py",
     r"/opt/": "needs a program at this path",
     r"^curl": "needs the server of the line above: tests/cli/test_readme.py pastes both",
     r"duckdb <": "needs DuckDB's own program: tests run the queries in its library",
@@ -64,6 +60,7 @@ ELSEWHERE = {
 STAND_INS = {
     r"\b(?:ENGINE_ID|ENGINE|41233|PID)\b|(?<=attach )llama\b": "under-test",
     r"(?<=why )\S+": "fe-9 --pick 1",
+    r"(?<=join )run\.isr": "aiperf.isr",
     r"/etc/prometheus/inferscope": "rules",
     r"/tmp/kv": "kv",
     r"\bRINGS\b": "under-test",
@@ -76,6 +73,7 @@ STAND_INS = {
 }
 """What takes the place of a page's names, and of times that are longer than a test needs."""
 RECORDINGS = ("demo", "run", "before", "after", "baseline", "new", "a", "b")
+CLIENTS = ROOT / "tests" / "insight" / "clients"
 UNTIL_STOPPED = re.compile(
     r"(?:\S+=\S+ )?inferscope (?:serve|collect(?!.* --check)|record(?!.* --duration)|sampler --for)"
     r"|python samples/instrument_a_loop"
@@ -154,6 +152,9 @@ def folder(tmp_path: Path) -> Path:
     for name in (*RECORDINGS, "pin-20260307T141530Z-breach"):
         shutil.copy(sample, tmp_path / f"{name}.isr")
     shutil.copy(tmp_path / "samples" / "slo.yaml", tmp_path / "slo.yaml")
+    shutil.copy(CLIENTS / "aiperf.isr", tmp_path)
+    (tmp_path / "artifacts").mkdir()
+    shutil.copy(CLIENTS / "aiperf.jsonl", tmp_path / "artifacts" / "profile_export.jsonl")
     for name in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "collect.yaml").write_text("{}\n", encoding="utf-8")
