@@ -12,7 +12,8 @@ The correction of its first bucket: the samples stand for `excess` accesses more
 blocks above the threshold are dropped.
 
 The errors of nearby sizes go together. So the capacity misses, those that the largest cache avoids,
-are scaled until the curve meets the hit ratio that the engine reports at its own size. Tokens that
+are scaled until the curve meets the hit ratio that the engine reports at its own size. If the
+samples show none, there is nothing to scale, and the whole curve is moved there. Tokens that
 another request was computing miss at any size.
 
 Bounds: blocks beyond LONGEST times the pool count as never seen, so at most that many are kept.
@@ -205,7 +206,9 @@ class MissRatio:
         pending = sum(each.pending_tokens for each in chosen)
         now, most, *modelled = self.modelled_hit_tokens([1.0, LONGEST, *sizes], tenant)
         actual = sum(each.hit_tokens for each in chosen) + pending
-        scale = (most - actual) / (most - now) if most > now else 1.0
+        if most <= now:
+            return [max(0.0, hits + actual - now - pending) for hits in modelled]
+        scale = (most - actual) / (most - now)
         scale = min(max(scale, 1 / _MOST_SCALED), _MOST_SCALED)
         return [max(0.0, most - scale * (most - hits) - pending) for hits in modelled]
 

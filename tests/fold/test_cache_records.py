@@ -228,7 +228,8 @@ def test_curve_follows_the_samples_and_the_plans_of_the_engine() -> None:
         asked = front.received(
             f"{number}", attributes={"tenant": "chat" if number % 2 else "batch"}
         )
-        index = admit(core, f"{number}", at_ms=10 * number + 1, unmatched=8)
+        found_there = {"hit": 8} if number else {"unmatched": 8}
+        index = admit(core, f"{number}", at_ms=10 * number + 1, **found_there)
         core.write(StepPlan(core.now_ns, number, core.now_ns, core.now_ns, 0, 1, 6, 0, 10))
         digests = array("Q", [2**63, 2**62]).tobytes()
         core.write(CacheSample(core.now_ns, index, 4, 2, 1.0, digests))

@@ -21,7 +21,11 @@ def digest(conversation: int, block: int) -> int:
 
 
 def fold(
-    prompts: list[tuple[int, int, str]], *, pool_blocks: int, rates: tuple[float, ...] = (1.0,)
+    prompts: list[tuple[int, int, str]],
+    *,
+    pool_blocks: int,
+    rates: tuple[float, ...] = (1.0,),
+    hit_tokens: int = 0,
 ) -> MissRatio:
     """Fold prompts of whole blocks (conversation, blocks, tenant); the rates follow each other."""
     ratio = MissRatio(pool_blocks)
@@ -35,7 +39,7 @@ def fold(
             block_tokens=BLOCK_TOKENS,
             rate=rate,
             tenant=tenant,
-            hit_tokens=0,
+            hit_tokens=hit_tokens,
         )
     return ratio
 
@@ -97,13 +101,25 @@ def test_sampled_curve_is_near_the_whole_one_also_after_the_rate_fell() -> None:
 
 
 def test_sizes_below_the_peak_of_requests_in_flight_are_withheld_with_the_reason() -> None:
-    found = curve([fold([(1, 8, "a")] * 4, pool_blocks=100)], peak_blocks=70)
+    ratio = fold([(1, 8, "a")] * 4, pool_blocks=100, hit_tokens=3 * 128 // 4)
+    found = curve([ratio], peak_blocks=70)
     assert found is not None
     assert [point.size for point in found.points] == list(SIZES)
     half, whole = found.points[:2]
     assert (half.hit_share, whole.withheld) == (None, "")
     assert half.withheld == "requests held up to 70 blocks at once, more than 50"
     assert whole.hit_share == pytest.approx(3 * 128 / (4 * 129))
+
+
+@pytest.mark.parametrize("hit_tokens", [0, 8, 96, 120])
+def test_few_samples_without_a_capacity_miss_move_no_hits_that_the_engine_reports(
+    hit_tokens: int,
+) -> None:
+    ratio = fold([(1, 8, "a")] * 4, pool_blocks=100, hit_tokens=hit_tokens)
+    found = curve([ratio], peak_blocks=8)
+    assert found is not None
+    shares = [point.hit_share for point in found.points]
+    assert shares == [pytest.approx(hit_tokens / 129)] * len(SIZES)
 
 
 def test_no_more_blocks_are_kept_than_the_longest_curve_needs() -> None:
