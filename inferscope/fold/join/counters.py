@@ -49,6 +49,7 @@ _NO_SUMS = [0.0] * (len(SettledBucket._fields) * 2 * NUM_COUNTED)
 _NEVER_NS = 1 << 62
 
 NO_SAMPLER = "no samples of this device: start inferscope sampler"
+SAMPLES_ENDED = "the samples of this device have ended"
 NO_DEVICE = "the engine does not report its device"
 NO_COUNTERS = "runs on the CPU, which has no SMs"
 SHARED = "other processes use the device too"
@@ -288,7 +289,7 @@ class Counters:
             is_cpu = any(info.device.lower().startswith("cpu") for info in infos)
             return NO_COUNTERS if is_cpu else NO_DEVICE
         if not self.is_on:
-            return NO_SAMPLER
+            return SAMPLES_ENDED if self.totals.any() else NO_SAMPLER
         if any(device.foreign_share > FOREIGN_SHARE for device in self._devices.values()):
             return SHARED
         return "" if self.totals.any() else UNSETTLED

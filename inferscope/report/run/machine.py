@@ -19,7 +19,10 @@ def machine(engine: EngineFacts) -> Section:
     if verdict:
         blocks.append(prose(f"The last steps: {verdict}.", role="alarm"))
     if engine.view.counters.reason:
-        blocks.append(prose(f"No device counters: {engine.view.counters.reason}.", role="dim"))
+        devices = engine.view.counters.devices.values()
+        when = " at the end of the records" if any(each.totals for each in devices) else ""
+        reason = engine.view.counters.reason
+        blocks.append(prose(f"No device counters{when}: {reason}.", role="dim"))
     if engine.view.health.unsupported:
         listed = "; ".join(engine.view.health.unsupported)
         blocks.append(prose(f"Not observed: {listed}.", role="dim"))

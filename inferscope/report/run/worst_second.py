@@ -102,7 +102,7 @@ def _figure(engine: EngineFacts, second: WorstSecond) -> Figure:
         tooltips=tooltips,
         names=names,
     )
-    more = f" {rest} requests with fewer prompt tokens there are not drawn." if rest else ""
+    more = f" Not drawn: {rest} more, with fewer prompt tokens there." if rest else ""
     return Figure(
         picture,
         "Above: each step from its start to its end; its height is divided as its time is, ● blue"
