@@ -8,14 +8,24 @@ from dataclasses import replace
 
 import pytest
 
+from inferscope.fold.final_records import DeviceHealth, DeviceTime
 from inferscope.fold.miss_ratio import Curve, CurvePoint
-from inferscope.fold.snapshots import CacheView, EngineView, ExpertsView
+from inferscope.fold.snapshots import (
+    CacheView,
+    CountersView,
+    DeviceCounters,
+    EngineView,
+    ExpertsView,
+)
+from inferscope.readers import catch_up, open_source
 from inferscope.records import EngineInfo, StepPlan
 from inferscope.text.bodies import engine_body
 from inferscope.text.lines import text_of, width_of
-from inferscope.text.panels.queue import mean_waiting
+from inferscope.text.panels.machine import devices
+from inferscope.text.panels.queue import mean_waiting, queue_and_batch
 from inferscope.text.panels.reuse import reuse
 from inferscope.text.plots import EMPTY, stacked
+from tests.cli.running import ROOT
 from tests.tui.recorded import recorded
 from tests.tui.scenes import engine_view
 from tests.tui.test_panels import empty_view
@@ -65,6 +75,48 @@ def test_the_pool_and_the_queue_are_those_of_the_recorded_plans(text: str) -> No
         assert f"{label} {mean:.2f}" in text
 
 
+SAMPLES = ("demo", "h100", "vllm", "sglang")
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_no_label_of_a_sample_is_cut_at_120_columns(sample: str) -> None:
+    source = open_source(ROOT / "samples" / f"{sample}.isr")
+    catch_up(source, patience_s=60)
+    (view,) = source.snapshot(60 * 10**9).engines
+    source.close()
+    text = "\n".join(text_of(line) for line in engine_body(view, 120, 36))
+    assert "…" not in text
+    assert not ("seen 0" in text and view.has_ended)
+
+
+def test_a_rare_wait_keeps_a_scale_and_a_mean_above_zero() -> None:
+    view = engine_view()
+    seconds = len(view.series.running)
+    waiting = dict.fromkeys(view.series.waiting_by, (0.0,) * seconds)
+    waiting["budget"] = (*(0.0,) * (seconds - 1), 0.044)
+    series = replace(view.series, waiting_by=waiting)
+    lines = queue_and_batch(replace(view, series=series), 74, 14)
+    text = "\n".join(text_of(line) for line in lines)
+    assert "budget <0.01" in text
+    assert "0.044" in text
+
+
+def test_the_state_of_a_device_is_unknown_after_its_sampler_has_ended() -> None:
+    """What it summed until then stays; nothing of it is of now."""
+    health = DeviceHealth(throttle_ns={"power_cap": 5}, told_ns=9)
+    view = replace(
+        engine_view(),
+        devices=(DeviceTime("e", "GPU-1", 9, {}, health),),
+        counters=CountersView(
+            reason="the samples of this device have ended",
+            devices={"GPU-1": DeviceCounters(totals={"energy_uj": {"decode": 3}})},
+        ),
+    )
+    text = "\n".join(text_of(line) for line in devices(view, 46, 12))
+    assert re.search(r"throttle +- ", text)
+    assert "the samples of this device have ended" in " ".join(text.replace("│", " ").split())
+
+
 def test_the_configuration_is_that_of_the_recorded_engine(text: str) -> None:
     info = next(record for record in recorded().records if isinstance(record, EngineInfo))
     assert f"{info.max_running} sequences" in text
@@ -91,7 +143,7 @@ def test_misses_of_the_cache_show_the_largest_classes_and_what_more_memory_gives
     tokens = {"hit": 25, "evicted": 45, "rounding": 1, "changed": 9, "new": 20}
     view = CacheView(tokens, dict.fromkeys(tokens, 0), Curve(points, 100, 50, 1.0, 90))
     text = "\n".join(text_of(line) for line in reuse(replace(engine_view(), cache=view), 120, 9))
-    assert "misses     evicted 45.0%, new 20.0%, changed 9.0%; hits with KV 2× 50.0%" in text
+    assert "misses     evicted 45.0%, new 20.0%, changed 9.0%; KV 2× hits 50.0%" in text
     assert "4×" not in text, "a withheld size is not shown"
     without = "\n".join(text_of(line) for line in reuse(engine_view(), 120, 9))
     assert "misses" not in without

@@ -80,18 +80,18 @@ def test_each_number_of_a_kind_is_that_of_its_warm_steps(kind: str) -> None:
         ("FLOP/s", flops / time_s, 55e9, 80e9),
         ("B/s", moved / time_s, 9e9, 12e9),
     ):
-        ((number, prefix),) = re.findall(rf"([0-9.]+) ([TGMk]?){unit}", text)
+        ((number, prefix),) = re.findall(rf"([0-9.]+) ([TGMk]?){unit}\b", text)
         assert float(number) * FACTORS[prefix] == pytest.approx(exact, rel=0.006)
         assert f"{100 * exact / peak:.0f}/{100 * exact / other:.0f}% measured/spec" in text
     ((intensity, limit),) = re.findall(r"([0-9.]+) FLOP/B +([a-z-]+)", text)
     assert float(intensity) == pytest.approx(flops / moved, rel=0.006)
     assert limit == ("memory-bound" if flops / moved < 55 / 9 else "compute-bound")
-    ((ms, rate),) = re.findall(r"([0-9.]+) ms / step .* ([0-9.]+k?) tok/s", text)
+    ((ms, rate),) = re.findall(r"([0-9.]+) ms/step .* ([0-9.]+k?) tok/s", text)
     assert float(ms) == pytest.approx(time_s * 1e3 / len(steps), abs=0.051)
     tokens = sum((step.prefill_tokens or 0) + (step.decode_tokens or 0) for step in steps)
     per_s = float(rate.rstrip("k")) * (1000 if rate.endswith("k") else 1)
     assert per_s == pytest.approx(tokens / time_s, rel=0.006)
-    ((per_step, prefix),) = re.findall(r"([0-9.]+) ([TGMk]?)B / step", text)
+    ((per_step, prefix),) = re.findall(r"([0-9.]+) ([TGMk]?)B/step", text)
     assert float(per_step) * FACTORS[prefix] == pytest.approx(moved / len(steps), rel=0.006)
     parts = [float(part) for part in re.findall(r"([0-9.]+)%\s+│", text)][-3:]
     assert sum(parts) == pytest.approx(100.0, abs=0.11)

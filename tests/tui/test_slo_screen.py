@@ -22,6 +22,7 @@ from inferscope.slo import line_of, read_objectives
 from inferscope.text.bodies import slo_body
 from inferscope.text.lines import text_of, width_of
 from inferscope.text.panels.distribution import shown_bins
+from inferscope.text.plots import per_second
 from inferscope.tui.app import InferScopeApp
 from inferscope.tui.screens import DetailScreen
 from tests.tui.live_screen import Screen, play, screen
@@ -118,7 +119,10 @@ def test_requests_without_a_miss_and_their_tokens_are_counted_over_the_window(te
     rows = {row["request"]: row for row in recorded().exported("request")}
     bad = {one.row.request_id for one in levels.worst}
     assert len(bad) < 20  # all of them are listed
-    assert f"{len(rows) - len(bad)} of {len(rows)} finished requests" in text
+    num_good, window_s = len(rows) - len(bad), recorded().view.window_ns / 1e9
+    assert f"{num_good} of {len(rows)} finished requests" in text
+    rates = f"{per_second(num_good / window_s)} of {per_second(len(rows) / window_s)} requests/s"
+    assert rates in text
     assert levels.num_good_tokens == sum(
         row["output_tokens"] for name, row in rows.items() if name not in bad
     )

@@ -54,7 +54,7 @@ def worst_requests(view: EngineView, width: int, height: int, *, cursor: int) ->
     cursor = max(0, min(cursor, len(worst) - 1))
     start = max(0, min(cursor - num_rows // 2, len(worst) - num_rows))
     names = max(inner - 55, 10)
-    head = f"{' REQUEST':<{names}}{'MISSED':<9}{'TOOK':>9}{'LIMIT':>10}{'TIMES':>7}  {'CAUSE':<18}"
+    head = f"{' REQUEST':<{names}}{'MISSED':<9}{'TOOK':>9}{'LIMIT':>9}{'TIMES':>6}  {'CAUSE':<20}"
     lines: list[Line] = [((head, "dim"),)]
     for at, one in enumerate(worst[start : start + num_rows], start):
         row = _worst_row(one, names)
@@ -75,8 +75,8 @@ def _worst_row(one: WorstRequest, names: int) -> Line:
         (" " + fit_name(name, names - 2) + " ", "strong"),
         (fit(plain(one.slo), 8) + " ", "body"),
         (f"{duration(one.value_ns):>9}", "body"),
-        (f"{duration(one.limit_ns):>10}", "dim"),
-        (f"{times:>7}", "body"),
-        (f"  {fit(finish if finish in BAD_FINISHES else cause, 18)}", role),
+        (f"{duration(one.limit_ns):>9}", "dim"),
+        (f"{times:>6}", "body"),
+        (f"  {fit(finish if finish in BAD_FINISHES else cause, 20)}", role),
     ]
     return tuple(spans)

@@ -106,4 +106,4 @@ def _residual(view: EngineView) -> str:
     if view.model_residual is None:
         return f"{UNKNOWN}" + (f" ({view.model_source}{counts})" if view.model_source else "")
     source = f", from {view.model_source}" if view.model_source else ""
-    return f"last steps took {more_or_less(view.model_residual)} than modelled{source}{counts}"
+    return f"last steps {more_or_less(view.model_residual)} than modelled{source}{counts}"

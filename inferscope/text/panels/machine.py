@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from inferscope.fold import DeviceCounters, EngineView
 from inferscope.text.header_line import format_probe
 from inferscope.text.labels import more_or_less
@@ -24,11 +26,13 @@ def devices(view: EngineView, width: int, height: int) -> list[Line]:
     }
     if not counters.devices:
         lines += _gauges({}, inner)
-        lines.append(((f"{UNKNOWN} {counters.reason or 'no sampler reports this device'}", "dim"),))
     per_device = max((height - 3) // max(len(counters.devices), 1), 1)
     for uuid, device in counters.devices.items():
         block = _device_lines(uuid, device, throttled.get(uuid), inner, is_one=len(lines) == 0)
         lines += block[:per_device]
+    if not any(device.gauges for device in counters.devices.values()):
+        reason = counters.reason or "no sampler reports this device"
+        lines += [((part, "dim"),) for part in wrap(f"{UNKNOWN} {reason}", max(inner, 10))]
     cores, resident = counters.host.get("cpu_cores"), counters.host.get("rss_bytes")
     if cores is not None or resident is not None:
         memory = UNKNOWN if resident is None else f"{resident / 1e9:.2f} GB"
@@ -49,8 +53,10 @@ def _device_lines(
 ) -> list[Line]:
     lines: list[Line] = [] if is_one else [((fit_name(plain(uuid), width), "strong"),)]
     lines += _gauges(device.gauges, width)
-    words = UNKNOWN if throttled is None else ", ".join(throttled).replace("_", " ") or "none"
-    lines.append(_text("throttle", words, "alarm" if throttled else "body"))
+    # Without a sampler that reads it now, the last known state of the device is old.
+    known = throttled if device.gauges else None
+    words = UNKNOWN if known is None else ", ".join(known).replace("_", " ") or "none"
+    lines.append(_text("throttle", words, "alarm" if known else "body"))
     return lines
 
 
@@ -98,7 +104,7 @@ def configuration(view: EngineView, width: int, height: int) -> list[Line]:
     ranks = (
         f"TP {of.tensor_ranks}  PP {of.pipeline_ranks}  DP {of.data_ranks}  EP {of.expert_ranks}"
     )
-    is_partial = view.is_alive and view.num_ranks_seen < view.num_ranks
+    is_partial = view.is_alive and not view.has_ended and view.num_ranks_seen < view.num_ranks
     seen = f"  seen {view.num_ranks_seen}" if is_partial else ""
     modes = "  ".join(f"{plain(mode.mode)} {count(mode.num_steps)}" for mode in view.cost_models)
     residual = ""
@@ -144,7 +150,7 @@ def probe_health(view: EngineView, width: int, height: int) -> list[Line]:
         error = duration(counters.clock_error_ns)
         lines.append(_text("clock", f"device, error {error}"))
     else:
-        lines.append(_text("clock", "host, from launch to outputs ready"))
+        lines.append(_text("clock", "host, launch to outputs ready"))
     lines += [_text("not seen", plain(feature), "alarm") for feature in health.unsupported]
     if health.message:
         lines.append(_text("says", plain(health.message)))

@@ -6,7 +6,7 @@ from inferscope.fold import EngineView, LevelTrial, LevelWindow, ObjectiveLevels
 from inferscope.slo import Objective, good_line
 from inferscope.text.labels import format_window
 from inferscope.text.lines import TRIANGLE, Line, Role, Span, frame, width_of
-from inferscope.text.plots import UNKNOWN, bar, duration, fit, per_second, plain, share
+from inferscope.text.plots import UNKNOWN, bar, count, duration, fit, per_second, plain, share
 
 _WIDE = 100
 _NO_LEVELS = "no objectives are judged here: attach to the engine or replay its recording"
@@ -27,7 +27,7 @@ def objectives(view: EngineView, width: int, height: int) -> list[Line]:
     lines = [_head(is_wide=is_wide), *[_row(each, inner, is_wide) for each in levels.objectives]]
     lines += [(), _goodput(view, levels)]
     note = f"{plain(levels.origin)}, observed {duration(levels.observed_ns)}"
-    return frame(title, lines, width, height, note=note, foot="budget left: of what was observed")
+    return frame(title, lines, width, height, note=note, foot=_foot(levels))
 
 
 def ratio(good: int, bad: int) -> float | None:
@@ -126,8 +126,16 @@ def _burn(one: Objective, window: LevelWindow, cells: int) -> Span:
     return (f"{text:>{cells}}", "body")
 
 
+def _foot(levels: ServiceLevels) -> str:
+    """Return what the table leaves out, which the requests below it hold."""
+    warm_up = max((one.num_warm_up for one in levels.objectives), default=0)
+    requests = "request" if warm_up == 1 else "requests"
+    left_out = f"without {count(warm_up)} warm-up {requests}; " if warm_up else ""
+    return f"{left_out}budget left: of what was observed"
+
+
 def _goodput(view: EngineView, levels: ServiceLevels) -> Line:
-    span_s = min(view.window_ns, levels.observed_ns) / 1e9
+    span_s = view.window_ns / 1e9
     if not levels.num_requests or span_s <= 0:
         return (("no request finished in this window", "dim"),)
     return (

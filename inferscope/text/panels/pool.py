@@ -40,7 +40,9 @@ def kv_pool(view: EngineView, width: int, height: int) -> list[Line]:
         lines.append(((fit(labels.get(at, ""), _SCALE - 1, align="right") + " ", "dim"), *cells))
     lines.append(((" " * _SCALE + time_axis(len(series.blocks_used), chart), "dim"),))
     lines.append(_legend(view, inner))
-    note = f"{total} blocks x {view.block_tokens or UNKNOWN} tokens"
+    unit = "token" if view.block_tokens == 1 else "tokens"
+    peak = max(series.blocks_used, default=0)
+    note = f"{total} blocks x {view.block_tokens or UNKNOWN} {unit}, peak {share(peak / total)}"
     foot = "totals: owners of single blocks are not recorded"
     return frame(title, lines, width, height, note=note, foot=foot)
 
@@ -57,6 +59,4 @@ def _legend(view: EngineView, width: int) -> Line:
             (f"{name} {num} ({share(num / total)})  ", "alarm" if is_full else "body"),
         ]
     spans.append((f"  free {free} ({share(free / total)})", "body"))
-    peak = max(view.series.blocks_used, default=0)
-    spans.append((f"   peak {share(peak / total)}", "dim"))
     return tuple(spans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferscope.fold import EngineView
-from inferscope.text.lines import Line, Role, Span, frame
+from inferscope.text.lines import Line, Role, Span, frame, width_of
 from inferscope.text.panels.throughput import time_axis
 from inferscope.text.plots import EMPTY, UNKNOWN, columns, fit, stacked
 
@@ -35,9 +35,9 @@ def queue_and_batch(view: EngineView, width: int, height: int) -> list[Line]:
     drawn = stacked(
         waiting, chart, upper, top=most or 1.0, fills=[fill for _, fill, _, _ in _KINDS]
     )
-    lines: list[Line] = [_legend(waiting)]
+    lines: list[Line] = [_legend(waiting, inner)]
     for at, runs in enumerate(drawn):
-        label = f"{most:.1f}" if at == 0 and most else ""
+        label = _scale_number(most) if at == 0 and most else ""
         cells: list[Span] = [
             (text, "body" if kind == EMPTY else _KINDS[kind][3]) for text, kind in runs
         ]
@@ -73,15 +73,31 @@ def mean_waiting(values: tuple[float | None, ...]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _legend(waiting: list[tuple[float | None, ...]]) -> Line:
-    spans: list[Span] = [("mean waiting for ", "dim")]
+def _legend(waiting: list[tuple[float | None, ...]], width: int) -> Line:
+    spans: list[Span] = []
     for (_, fill, label, role), values in zip(_KINDS, waiting, strict=True):
-        mean = mean_waiting(values)
+        gap = "" if label == _KINDS[-1][2] else "  "
         spans += [
             (f"{fill} ", role),
-            (f"{label} {UNKNOWN if mean is None else f'{mean:.2f}'}  ", "body"),
+            (f"{label} {_mean_number(mean_waiting(values))}{gap}", "body"),
         ]
-    return tuple(spans)
+    head = "mean waiting for "
+    is_short = len(head) + width_of(tuple(spans)) > width
+    return (("waiting " if is_short else head, "dim"), *spans)
+
+
+def _mean_number(mean: float | None) -> str:
+    """Return a mean in four characters, or that it is below what these can show."""
+    if mean is None:
+        return UNKNOWN
+    if 0 < mean < 0.005:
+        return "<0.01"
+    return f"{mean:.2f}" if mean < 9.995 else f"{mean:.1f}"
+
+
+def _scale_number(most: float) -> str:
+    """Return the top of the scale, which is far below 1 if requests wait rarely."""
+    return f"{most:.1f}" if most >= 0.95 else f"{most:.3f}"
 
 
 def _scale(label: str) -> Span:

@@ -29,7 +29,7 @@ def reuse(view: EngineView, width: int, height: int) -> list[Line]:
             chart,
             top=1.0,
         ),
-        *_misses(view.cache),
+        *_misses(view.cache, inner - _HEAD),
         _row(
             "preempted",
             [float(num) for num in series.preempted],
@@ -71,8 +71,11 @@ def _labelled(name: str, text: str) -> Line:
     return ((fit(name, _HEAD), "dim"), (text, "body" if text != UNKNOWN else "dim"))
 
 
-def _misses(cache: CacheView | None) -> list[Line]:
-    """Return why prompt tokens were not in the cache, the most first, and larger caches' hits."""
+def _misses(cache: CacheView | None, width: int) -> list[Line]:
+    """Return why prompt tokens were not in the cache, the most first, and larger caches' hits.
+
+    Of the larger caches, those are left out for which there is no room.
+    """
     if cache is None:
         return []
     whole = sum(cache.tokens.values())
@@ -81,12 +84,14 @@ def _misses(cache: CacheView | None) -> list[Line]:
     )
     text = ", ".join(f"{name} {share(num / whole)}" for num, name in missed[:_MOST_CLASSES])
     points = () if cache.curve is None else cache.curve.points
-    hits = [
-        f"{point.size:g}× {share(point.hit_share)}"
-        for point in points
-        if point.size > 1 and point.hit_share is not None
-    ]
-    return [_labelled("misses", f"{text}; hits with KV {', '.join(hits)}" if hits else text)]
+    before = "; KV "
+    for point in points:
+        if point.size > 1 and point.hit_share is not None:
+            more = f"{before}{point.size:g}× hits {share(point.hit_share)}"
+            if len(text + more) > width:
+                break
+            text, before = text + more, ", "
+    return [_labelled("misses", text)]
 
 
 def _drafts(view: EngineView, chart: int) -> list[Line]:

@@ -228,10 +228,10 @@ def kind_panel(roof: Roof, kind: str, width: int, height: int) -> list[Line]:
         _pair(f"{_engineering(point.flops_s)}FLOP/s", _of_peaks(point.flops_s, roof, "flops_s")),
         _pair(f"{_engineering(point.bytes_s)}B/s", _of_peaks(point.bytes_s, roof, "bytes_s")),
         _pair(f"{per_second(point.intensity)} FLOP/B", limit_of(point, roof.ceiling)),
-        _pair(f"{milliseconds(sums.wall_ns / sums.steps)} ms / step", _units(sums, kind)),
+        _pair(f"{milliseconds(sums.wall_ns / sums.steps)} ms/step", _units(sums, kind)),
     ]
     moved = sums.read_bytes + sums.write_bytes
-    lines.append(_pair(f"{_engineering(moved / sums.steps)}B / step", ""))
+    lines.append(_pair(f"{_engineering(moved / sums.steps)}B/step", ""))
     for name, part in (
         ("weights", sums.weight_bytes),
         ("KV read", sums.kv_bytes),
@@ -336,11 +336,11 @@ def provenance(view: EngineView, roof: Roof) -> str:
     if not roof.ceilings:
         return f"{_NO_PEAK} ({plain(view.device) or 'unknown device'})."
     clock = "device events" if view.clock == "device" else "host clock"
-    names = {"measured": "calibrated", "spec": "by the maker"}
+    names = {"measured": "calibrated", "spec": "the maker's"}
     peaks = " and ".join(names[each.name] for each in roof.ceilings)
     return (
-        f"FLOP and bytes: from the model's shape. Time: {clock}, warm steps. Peaks: {peaks}. "
-        "Not DRAM counters: cache hits are not seen."
+        f"FLOP, bytes: by the model's shape, without cache hits. Time: {clock}, warm steps. "
+        f"Peaks: {peaks}."
     )
 
 
@@ -369,7 +369,7 @@ def _part(value: float, peak: float | None) -> str:
 
 
 def _pair(left: str, right: str) -> Line:
-    return ((fit(left, 15), "strong"), (right, "body"))
+    return ((fit(left, 13) + " ", "strong"), (right, "body"))
 
 
 def _format_ceiling(ceiling: Ceiling) -> str:
