@@ -95,10 +95,10 @@ def test_the_folders_that_are_searched_are_listed_with_what_is_in_each(
     ring.beat(time.monotonic_ns())
     found = [row.found for row in examine() if row.name == "searched"]
     assert found[0].startswith(
-        f"{tmp_path / f'inferscope-{os.getuid()}'}: 0 running engines, 0 ended"
+        f"{tmp_path / f'inferscope-{os.getuid()}'}: engines: 0 running, 0 ended"
     )
     assert found[0].endswith("probes started with this environment write to it")
-    assert f"{tmp_path / 'inferscope'}: 1 running engines, 0 ended" in found
+    assert f"{tmp_path / 'inferscope'}: engines: 1 running, 0 ended" in found
     ring.close()
 
 

@@ -148,7 +148,7 @@ def _searched() -> Iterator[Check]:
             continue
         engines = find_engines(folder)
         num_alive = sum(engine.is_alive(now_ns) for engine in engines)
-        found = f"{folder}: {num_alive} running engines, {len(engines) - num_alive} ended"
+        found = f"{folder}: engines: {num_alive} running, {len(engines) - num_alive} ended"
         if folder == own:
             found += "; probes started with this environment write to it"
         yield Check("searched", True, found)
