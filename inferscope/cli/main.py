@@ -68,6 +68,8 @@ _EXTRAS = {
     "markupsafe": "report",
     "matplotlib": "report",
 }
+_WHOLE = {"attach": "tui", "replay": "tui", "serve": "engine", "mcp": "mcp"}
+"""Extras with all that a command needs, so that one installation is enough."""
 _INTERRUPTED = 130
 
 _EPILOG = """examples:
@@ -112,6 +114,7 @@ def _run(argv: Sequence[str] | None) -> int:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
+        extra = _WHOLE.get(command_name or "", extra)
         sys.stderr.write(
             f"inferscope: this command needs {error.name}. "
             f'Install it with: pip install "inferscope-llm[{extra}]"\n'

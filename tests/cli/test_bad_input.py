@@ -173,12 +173,22 @@ def test_replay_needs_a_terminal(tmp_path: Path, demo: Run) -> None:
     assert "attach FILE --once" in line
 
 
-@pytest.mark.parametrize(("module", "extra"), [("numpy", "reader"), ("torch", "engine")])
-def test_a_missing_extra_states_what_to_install(tmp_path: Path, module: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [
+        ("numpy", "shares", "reader"),
+        ("numpy", "attach", "tui"),
+        ("prometheus_client", "attach http://127.0.0.1:9", "tui"),
+        ("torch", "demo --headless --out .", "engine"),
+    ],
+)
+def test_a_missing_module_states_one_extra_that_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, command: str, extra: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     missing = f"raise ModuleNotFoundError('not here', name='{module}')\n"
     (tmp_path / f"{module}.py").write_text(missing, encoding="utf-8")
-    command = ["attach"] if module == "numpy" else ["demo", "--headless", "--out", str(tmp_path)]
-    done = inferscope(*command, rings=tmp_path, PYTHONPATH=str(tmp_path))
+    done = inferscope(*command.split(), rings=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert f'pip install "inferscope-llm[{extra}]"' in done.stderr
     assert "Traceback" not in done.stderr
