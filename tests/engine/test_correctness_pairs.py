@@ -203,7 +203,12 @@ def check(checkpoint: Checkpoint, pair: tuple[str, str], seed: int) -> None:
         is_expected = "preemption" in pair
         assert was_preempted == is_expected if seed == 0 else was_preempted <= is_expected
         was_cached = any(request.cached_tokens for request in requests.values())
-        assert was_cached == bool({"prefix cache", "disaggregation"} & set(pair))
+        is_expected = bool({"prefix cache", "disaggregation"} & set(pair))
+        if seed and "overlap" in pair:
+            # A step publishes its blocks after the next is launched: too late for some arrivals.
+            assert was_cached <= is_expected
+        else:
+            assert was_cached == is_expected
 
 
 _EXPECTED: dict[tuple[int, tuple[int, ...]], list[int]] = {}
