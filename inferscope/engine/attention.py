@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,8 +30,7 @@ from torch.nn import functional
 from inferscope.engine.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class RaggedBatch:
+class RaggedBatch(msgspec.Struct, frozen=True, gc=False):
     """Layout of a step's requests: those with one token first, then the chunks.
 
     Attributes:
@@ -66,8 +65,7 @@ def request_rows(
     return np.stack([contexts + counts, counts.cumsum() - counts, counts, firsts], axis=1)
 
 
-@dataclass(frozen=True)
-class _Reading:
+class _Reading(msgspec.Struct, frozen=True, gc=False):
     """Access of a request group to the pool: in place from `first_slot`, or gathered."""
 
     num_requests: int
@@ -76,15 +74,13 @@ class _Reading:
     block_ids: Tensor | None
 
 
-@dataclass(frozen=True)
-class _Singles:
+class _Singles(msgspec.Struct, frozen=True, gc=False):
     reading: _Reading
     mask: Tensor | None
     """Additive mask [requests, 1, 1, tokens]; None if all contexts have the same length."""
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     reading: _Reading | None
@@ -162,6 +158,8 @@ class PagedAttention:
         self._dtype, self._device = dtype, device
         self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
         self._scratch_values = torch.empty(0, dtype=dtype, device=device)
+        self._edge = torch.empty(0, dtype=dtype, device=device)
+        """As many zeros as -inf behind them: each row of a mask is a part of it."""
         self._slots = torch.empty(0, dtype=torch.int64, device=device)
         self._singles: _Singles | None = None
         self._chunks: list[_Chunk] = []
@@ -214,8 +212,7 @@ class PagedAttention:
         reading = self._reading(batch.blocks[:num], longest)
         if num == 1 or bool((lengths == longest).all()):
             return _Singles(reading=reading, mask=None)
-        is_beyond = np.arange(longest) >= lengths[:, None]
-        mask = self._additive(is_beyond).view(num, 1, 1, longest)
+        mask = self._additive(lengths, longest).view(num, 1, 1, longest)
         return _Singles(reading=reading, mask=mask)
 
     def _plan_chunk(self, batch: RaggedBatch, *, request_idx: int, start: int) -> _Chunk:
@@ -223,15 +220,18 @@ class PagedAttention:
         if not context:
             return _Chunk(start=start, end=start + count, reading=None, mask=None)
         reading = self._reading(batch.blocks[request_idx : request_idx + 1], context + count)
-        is_beyond = np.arange(context + count) > np.arange(context, context + count)[:, None]
-        mask = self._additive(is_beyond)
+        mask = self._additive(np.arange(context, context + count) + 1, context + count)
         return _Chunk(start=start, end=start + count, reading=reading, mask=mask)
 
-    def _additive(self, is_beyond: npt.NDArray[np.bool_]) -> Tensor:
+    def _additive(self, lengths: npt.NDArray[np.int64], width: int) -> Tensor:
+        """Return a mask [lengths, width] whose rows are zero up to their length, then -inf."""
         # Every layer would convert a boolean mask to this one.
-        mask = torch.zeros(is_beyond.shape, dtype=self._dtype)
-        mask.masked_fill_(torch.from_numpy(is_beyond), float("-inf"))
-        return mask.to(self._device, non_blocking=True)
+        if len(self._edge) < 2 * width:
+            self._edge = torch.zeros(4 * width, dtype=self._dtype, device=self._device)
+            self._edge[2 * width :] = float("-inf")
+        starts = torch.from_numpy(len(self._edge) // 2 - lengths)
+        windows = self._edge.unfold(0, width, 1)
+        return windows.index_select(0, starts.to(self._device, non_blocking=True))
 
     def _reading(self, blocks: npt.NDArray[np.int64], num_tokens: int) -> _Reading:
         blocks = blocks[:, : -(-num_tokens // self._block_tokens)]

@@ -550,13 +550,13 @@ class Engine:
         outputs = [
             _append(part.request, added)
             for part, added in zip(sampled, tokens, strict=True)
-            if self._is_live(part.request)  # else it ended meanwhile: its tokens are discarded
+            if not part.request.has_ended  # else its tokens are discarded
         ]
         if plan.has_drafts and self.probe.on:  # before the requests advance
             columns = step_columns(plan.slices)
             self._deferred.add(time.monotonic_ns(), self._record_columns, step, columns)
         for part in plan.slices:
-            if self._is_live(part.request):
+            if not part.request.has_ended:
                 self.scheduler.advance(part)
         if self.outbox is not None:
             outputs = [_with_kv(output, self.outbox) for output in outputs]
@@ -569,7 +569,7 @@ class Engine:
         for output in outputs:
             if output.finish is not None:
                 self._finish(output.request, output.finish)
-            else:
+            elif self.options.speculative is not None:
                 self._propose(output.request)
         return outputs
 
@@ -582,16 +582,13 @@ class Engine:
         elif self._has_draft_model:
             request.draft = [UNKNOWN] * num  # until the plan has given them blocks
 
-    def _is_live(self, request: Request) -> bool:
-        return self._requests.get(request.request_id) is request
-
     def _fail(self, step: int, plan: Plan, error: Exception) -> list[Output]:
         """End the requests of a failed step; the other requests continue.
 
         Raises:
             InferScopeError: too many steps in a row have failed.
         """
-        requests = [part.request for part in plan.slices if self._is_live(part.request)]
+        requests = [part.request for part in plan.slices if not part.request.has_ended]
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._num_failed += 1
         self._totals.failed_steps += 1
@@ -610,6 +607,7 @@ class Engine:
 
     def _finish(self, request: Request, reason: Finish) -> None:
         self.scheduler.remove(request)
+        request.has_ended = True
         if request.received is not None:
             request.received.discard()
         del self._requests[request.request_id]

@@ -173,6 +173,7 @@ class Request:
         num_published: Number of published blocks, counted from the first.
         sequence_slot: Row in the runner's tables while it runs, else -1.
         has_run: Whether it has been admitted at least once.
+        has_ended: Whether it has finished or was cancelled; a step under way may still compute it.
         received: KV of its first tokens from a prefill engine; None once it is in the blocks.
     """
 
@@ -198,6 +199,7 @@ class Request:
     num_published: int = 0
     sequence_slot: int = -1
     has_run: bool = False
+    has_ended: bool = False
     received: ReceivedKv | None = None
 
     @property
@@ -243,6 +245,7 @@ class Request:
 
     def finish_after(self, token: int) -> Finish | None:
         """Return the finish reason if `token`, just taken, is the last; else None."""
-        if token in self.stop_ids and self.num_output >= self.sampling.min_tokens:
+        num_output = self.num_output
+        if token in self.stop_ids and num_output >= self.sampling.min_tokens:
             return "stop"
-        return "length" if self.num_output >= self.max_tokens else None
+        return "length" if num_output >= self.max_tokens else None

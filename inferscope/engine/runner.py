@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,8 +38,7 @@ _LARGEST_HEAD_DIM = 128
 """Maximum of the kernels: a tile of larger heads does not fit into a processor's shared memory."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """Tensors of a plan.
 
     Attributes:
@@ -61,7 +61,7 @@ class Batch:
     is_cold: bool
     logprobs: StepLogprobs | None
     graph_size: int
-    routing: list[list[int]] = field(default_factory=list)
+    routing: list[list[int]] = []
 
     def added(self, chosen: list[int]) -> list[list[int]]:
         """Return the tokens that each sampled slice adds, from those chosen for the rows.
@@ -115,6 +115,21 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """Release all resources; safe to call twice."""
+
+
+class _HostBuffer:
+    """Persistent host memory from which a step's values are copied to the device."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self._device = device
+        self._tensor = torch.empty(length, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._array: npt.NDArray[np.int64] = self._tensor.numpy()
+
+    def on_device(self, values: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+        """Return the values on the device, without waiting for it."""
+        num = len(values)
+        self._array[:num] = values
+        return self._tensor[:num].to(self._device, non_blocking=True)
 
 
 class Runner:
@@ -187,8 +202,7 @@ class Runner:
         self._block_tokens = block_tokens
         self.is_asynchronous = is_cuda = model.device.type == "cuda"
         self._ids, self._positions, self._slots, self._rows = (
-            torch.empty(length, dtype=torch.int64, pin_memory=is_cuda)
-            for length in (token_budget,) * 4
+            _HostBuffer(token_budget, model.device) for _ in range(4)
         )
         self._table = np.zeros((max_running, max_blocks), dtype=np.int64)
         self._num_tabled = [0] * max_running
@@ -252,9 +266,12 @@ class Runner:
         if self._copied is not None:
             # The device may not have read the buffers of the step before yet.
             self._copied.synchronize()
-        slices = [part for part in plan.slices if part.num_tokens == 1]
+        slices = plan.slices
         num_singles = len(slices)
-        slices += [part for part in plan.slices if part.num_tokens != 1]
+        if plan.num_tokens > num_singles:
+            slices = [part for part in plan.slices if part.num_tokens == 1]
+            num_singles = len(slices)
+            slices += [part for part in plan.slices if part.num_tokens != 1]
         self._update_table(slices, plan.admitted)
 
         sequence_slots = np.array([part.request.sequence_slot for part in slices])
@@ -270,8 +287,10 @@ class Runner:
         ids = _token_ids(slices, num_singles)
         slots = self._table[token_sequence_slots, blocks] * self._block_tokens + offsets
         sampled = [part for part in slices if part.is_sampled]
-        rows = ends[[part.is_sampled for part in slices]] - 1
-        if any(part.num_drafts for part in sampled):
+        rows = ends - 1
+        if len(sampled) < len(slices):
+            rows = rows[[part.is_sampled for part in slices]]
+        if plan.has_drafts:
             num_rows = np.array([1 + part.num_drafts for part in sampled])
             first = (rows + 1 - num_rows).repeat(num_rows)
             rows = first + np.arange(len(first)) - (num_rows.cumsum() - num_rows).repeat(num_rows)
@@ -285,10 +304,10 @@ class Runner:
             )
         else:
             on_device = StepTensors(
-                ids=self._on_device(self._ids, ids),
-                positions=self._on_device(self._positions, positions),
-                slots=self._on_device(self._slots, slots),
-                rows=self._on_device(self._rows, rows),
+                ids=self._ids.on_device(ids),
+                positions=self._positions.on_device(positions),
+                slots=self._slots.on_device(slots),
+                rows=self._rows.on_device(rows),
             )
         batch = Batch(
             ids=on_device.ids,
@@ -337,13 +356,7 @@ class Runner:
             return torch.empty(0, dtype=torch.int64)
         if batch.logprobs is not None:
             batch.logprobs.compute(logits)
-        requests: list[Request] = []
-        positions: list[int] = []
-        for part in batch.sampled:
-            num_known = part.context + part.num_tokens - part.num_drafts
-            requests += [part.request] * (1 + part.num_drafts)
-            positions += range(num_known, num_known + 1 + part.num_drafts)
-        tokens = choose_tokens(logits, requests, positions)
+        tokens = choose_tokens(logits, *_sampled_rows(batch.sampled, len(logits)))
         if self._future is not None:
             self._future.store(batch.sampled, tokens)
         if batch.logprobs is not None:
@@ -391,10 +404,6 @@ class Runner:
                 ]
                 self._num_tabled[request.sequence_slot] = num_blocks
 
-    def _on_device(self, buffer: Tensor, values: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
-        buffer.numpy()[: len(values)] = values
-        return buffer[: len(values)].to(self._model.device, non_blocking=True)
-
     def _mark_shape_seen(self, num_tokens: int, *, is_decode: bool) -> bool:
         bucket = ((num_tokens - 1).bit_length(), is_decode)
         if bucket in self._seen_buckets:
@@ -406,6 +415,20 @@ class Runner:
 def has_kernels(config: ModelConfig, device: torch.device) -> bool:
     """Return whether the Triton kernels serve a model on a device."""
     return device.type == "cuda" and config.head_dim <= _LARGEST_HEAD_DIM and devices.has_triton()
+
+
+def _sampled_rows(sampled: list[Slice], num_rows: int) -> tuple[list[Request], list[int]]:
+    """Return the request of each row of logits, and the position that it chooses a token for."""
+    if len(sampled) == num_rows:
+        ends = [part.context + part.num_tokens for part in sampled]
+        return [part.request for part in sampled], ends
+    requests: list[Request] = []
+    positions: list[int] = []
+    for part in sampled:
+        num_known = part.context + part.num_tokens - part.num_drafts
+        requests += [part.request] * (1 + part.num_drafts)
+        positions += range(num_known, num_known + 1 + part.num_drafts)
+    return requests, positions
 
 
 def _token_ids(slices: list[Slice], num_singles: int) -> list[int]:

@@ -139,10 +139,12 @@ class Scheduler:
         """
         request = done.request
         computed = min(done.context + done.num_tokens, len(request.tokens) - 1)
-        request.computed = max(request.computed, computed)
         if done.context < request.ever_computed:
             request.recomputed_tokens += min(computed, request.ever_computed) - done.context
-        request.ever_computed = max(request.ever_computed, computed)
+        if computed > request.computed:
+            request.computed = computed
+        if computed > request.ever_computed:
+            request.ever_computed = computed
         if not self._has_prefix_cache:
             return
         width = self.pool.block_tokens
