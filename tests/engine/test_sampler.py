@@ -37,6 +37,12 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert choose(request()) == [1]
 
 
+def test_the_first_of_equal_logits_is_taken() -> None:
+    rounded = torch.arange(2000.0).bfloat16().repeat(2)
+    assert (rounded == rounded.max()).sum() > 2
+    assert choose(request(), request(), logits=rounded) == [int(rounded.argmax())] * 2
+
+
 @given(
     temperature=st.floats(0.0, 9e-6, exclude_max=True),
     top_k=st.integers(0, 5),
