@@ -40,5 +40,6 @@ def generate(prompts: list[int], *, max_tokens: int, probe: Probe) -> None:
 
 if __name__ == "__main__":
     probe = Probe.open(EngineInfo(0, "my-engine", model="my-model"))
+    print("Running; in another terminal: inferscope attach. Ctrl-C ends it.", flush=True)
     while probe.on:
         generate([12, 300, 45], max_tokens=200, probe=probe)

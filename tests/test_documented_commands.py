@@ -67,6 +67,7 @@ STAND_INS = {
     r"\bRINGS\b": "under-test",
     r"http://127\.0\.0\.1:8000": "{server}",
     r"--duration \d+": "--duration 2",
+    r"--burst-every \d+": "--burst-every 2 --duration 2",
     r"\s\|\s*(?:kubectl|jq)\b.*": "",
     r"\s&$": "",
     r"serve builtin(?! --port)": "serve builtin --port {port}",
