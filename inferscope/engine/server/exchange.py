@@ -31,7 +31,7 @@ from inferscope.engine.server.errors import (
 )
 from inferscope.engine.server.protocol import GenerationCall
 from inferscope.engine.server.router import EngineLink
-from inferscope.engine.server.wire import Refusal, Refused
+from inferscope.engine.server.wire import Refusal, Refused, Submit
 from inferscope.engine.tokenizer import Tokenizer, encode_sections
 from inferscope.probe import LEAST_BLOCKED_NS, Parts, Probe
 from inferscope.records import finish_of_status
@@ -237,16 +237,16 @@ class Exchange:
             choice.num_prompt = len(prompt)
             self._front.probe.tokenised(choice.conversation.index, len(prompt), prompt_parts=parts)
         for choice in self.choices:
-            self._front.link.submit(
+            request = Submit(
                 choice.request_id,
                 prompts[choice.number // call.num_each],
                 _of_number(call, choice.number % call.num_each),
-                choice,
                 external_id=self._origin.external_id,
                 parent=self.choices[0].request_id if choice.number else "",
                 trace=self._origin.trace,
                 cache_salt=call.cache_salt,
             )
+            self._front.link.submit(request, choice)
             choice.is_submitted = True
         for choice in self.choices[:: call.num_each]:  # while the engine begins with them
             prompt = prompts[choice.number // call.num_each]

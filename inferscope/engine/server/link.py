@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from inferscope.engine.disagg import KvHandle, discard
-from inferscope.engine.request import Finish, Sampling, TokenLogprobs
+from inferscope.engine.request import Finish, TokenLogprobs
 from inferscope.engine.server.wire import (
     LINGER_MS,
     MOST_UNREAD_STEPS,
@@ -124,29 +124,15 @@ class Link:
         """Return a request id that is unique in this engine."""
         return f"{self._name}-{next(self._numbers)}"
 
-    def submit(
-        self,
-        request_id: str,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        receiver: Receiver,
-        *,
-        external_id: str | None,
-        parent: str,
-        trace: str = "",
-        kv: KvHandle | None = None,
-        cache_salt: str = "",
-    ) -> None:
+    def submit(self, request: Submit, receiver: Receiver) -> None:
         """Submit a request whose outputs go to the receiver."""
         if self.is_lost:
-            if kv is not None:
-                discard(kv)
-            receiver.take_refusal(Refused(request_id, "stopped", _CORE_EXITED))
+            if request.kv is not None:
+                discard(request.kv)
+            receiver.take_refusal(Refused(request.request_id, "stopped", _CORE_EXITED))
             return
-        tokens = list(prompt)
-        message = Submit(request_id, tokens, sampling, external_id, parent, trace, kv, cache_salt)
-        self._receivers[request_id] = receiver
-        self._out.send(encode(message))
+        self._receivers[request.request_id] = receiver
+        self._out.send(encode(request))
 
     def cancel(self, request_id: str, reason: Finish) -> None:
         """End a request early; its receiver gets no further calls."""

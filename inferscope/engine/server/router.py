@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
+from msgspec.structs import replace
 
 from inferscope.engine.disagg import KvHandle, discard
 from inferscope.engine.request import Finish, Sampling, TokenLogprobs
 from inferscope.engine.server.link import Link, Receiver
-from inferscope.engine.server.wire import Refused, Welcome
+from inferscope.engine.server.wire import Refused, Submit, Welcome
 from inferscope.engine.stats import EngineStats
 from inferscope.errors import BadInput
 
@@ -32,23 +32,10 @@ _PREFILL_EXITED = "the prefill engine has exited; its successor may be loading. 
 class _Leg:
     """Receiver of a request's outputs: of the prefill engine's, then of the decode engine's."""
 
-    def __init__(
-        self,
-        router: Router,
-        request_id: str,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        receiver: Receiver,
-        external_id: str | None,
-        parent: str,
-        cache_salt: str,
-    ) -> None:
+    def __init__(self, router: Router, request: Submit, receiver: Receiver) -> None:
         self._router = router
-        self.request_id = request_id
-        self._prompt, self._sampling = prompt, sampling
+        self.request = request
         self._receiver = receiver
-        self._external_id, self._parent = external_id, parent
-        self._cache_salt = cache_salt
         self._is_decoding = False
         self._asked_ns = time.monotonic_ns()
 
@@ -56,17 +43,8 @@ class _Leg:
         """Submit the request to the decode engine."""
         self._is_decoding = True
         if kv is not None:
-            kv = msgspec.structs.replace(kv, asked_ns=self._asked_ns)
-        self._router.decode.submit(
-            self.request_id,
-            self._prompt,
-            self._sampling,
-            self,
-            external_id=self._external_id,
-            parent=self._parent,
-            kv=kv,
-            cache_salt=self._cache_salt,
-        )
+            kv = replace(kv, asked_ns=self._asked_ns)
+        self._router.decode.submit(replace(self.request, trace="", kv=kv), self)
 
     def take_tokens(
         self,
@@ -132,7 +110,7 @@ class Router:
         own = self._welcome = await self.decode.connect()
         other = await self._connect_prefill()
         most = min(own.max_model_tokens, other.max_model_tokens)
-        return msgspec.structs.replace(own, max_model_tokens=most)
+        return replace(own, max_model_tokens=most)
 
     async def receive(self) -> None:
         """Dispatch both engines' messages until cancelled."""
@@ -142,35 +120,18 @@ class Router:
         """Return a request id that is unique in the decode engine."""
         return self.decode.name_request()
 
-    def submit(
-        self,
-        request_id: str,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        receiver: Receiver,
-        *,
-        external_id: str | None,
-        parent: str,
-        trace: str = "",
-        cache_salt: str = "",
-    ) -> None:
+    def submit(self, request: Submit, receiver: Receiver) -> None:
         """Submit a request whose outputs go to the receiver."""
-        leg = _Leg(self, request_id, prompt, sampling, receiver, external_id, parent, cache_salt)
-        if len(prompt) == 1:  # the decode engine computes the last token of a prompt
+        leg = _Leg(self, request, receiver)
+        if len(request.prompt) == 1:  # the decode engine computes the last token of a prompt
             leg.decode(None)
             return
-        name = _prefill_name(request_id)
+        name = _prefill_name(request.request_id)
         self._legs[name] = leg
-        self._prefill.submit(
-            name,
-            prompt,
-            _PREFILL_ONLY,
-            leg,
-            external_id=None,
-            parent="",
-            trace=trace,
-            cache_salt=cache_salt,
+        prefill = replace(
+            request, request_id=name, sampling=_PREFILL_ONLY, external_id=None, parent=""
         )
+        self._prefill.submit(prefill, leg)
 
     def cancel(self, request_id: str, reason: Finish) -> None:
         """End a request early in both engines; its receiver gets no further calls."""
@@ -199,7 +160,7 @@ class Router:
 
     def forget(self, leg: _Leg) -> None:
         """Drop a request that has ended in the prefill engine."""
-        self._legs.pop(_prefill_name(leg.request_id), None)
+        self._legs.pop(_prefill_name(leg.request.request_id), None)
 
     def _take_kv(self, name: str, kv: KvHandle) -> None:
         leg = self._legs.pop(name, None)

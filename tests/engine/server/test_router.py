@@ -10,7 +10,7 @@ import pytest
 
 from inferscope.engine import Sampling
 from inferscope.engine.server.router import Router
-from inferscope.engine.server.wire import Refused
+from inferscope.engine.server.wire import Refused, Submit
 
 
 class _Client:
@@ -41,7 +41,7 @@ def test_request_while_an_engine_is_away_gets_the_reason_and_leaves_nothing(
         if is_decode_lost:
             router.mark_lost()
         client = _Client()
-        router.submit("a", [1, 2, 3], Sampling(), client, external_id=None, parent="")
+        router.submit(Submit("a", [1, 2, 3], Sampling(), external_id=None, parent=""), client)
         found = client.refused, router.outage, len(router._legs)
         router.close()
         return found
