@@ -93,6 +93,7 @@ class KvTensors:
     """Tensors of the KV pool.
 
     Attributes:
+        config: Shape of the model.
         keys: [layers] of [slots, kv_heads, head_dim].
         values: Likewise.
     """
@@ -107,8 +108,8 @@ class KvTensors:
         device: torch.device,
     ) -> None:
         shape = (num_blocks * block_tokens, config.num_kv_heads, config.head_dim)
-        self._block_tokens = block_tokens
-        self._dtype, self._device = dtype, device
+        self.config, self.block_tokens = config, block_tokens
+        self.dtype, self.device = dtype, device
         # Zeros, not uninitialized memory: a masked key is still multiplied, and 0 * NaN is NaN.
         self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
         self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
@@ -122,15 +123,15 @@ class KvTensors:
     def write_tokens(self, blocks: Sequence[int], start: int, content: bytearray) -> None:
         """Store a request's keys and values from token `start` on; `content` begins at token 0."""
         shape = (len(self.keys), 2, -1, *self.keys[0].shape[1:])
-        kv = torch.frombuffer(content, dtype=self._dtype).view(shape)[:, :, start:].to(self._device)
+        kv = torch.frombuffer(content, dtype=self.dtype).view(shape)[:, :, start:].to(self.device)
         slots = self._slots_of(blocks, start, start + kv.shape[2])
         for keys, values, layer in zip(self.keys, self.values, kv, strict=True):
             keys[slots], values[slots] = layer[0], layer[1]
 
     def _slots_of(self, blocks: Sequence[int], start: int, end: int) -> Tensor:
         positions = torch.arange(start, end)
-        first = torch.tensor(blocks)[positions // self._block_tokens] * self._block_tokens
-        return (first + positions % self._block_tokens).to(self._device)
+        first = torch.tensor(blocks)[positions // self.block_tokens] * self.block_tokens
+        return (first + positions % self.block_tokens).to(self.device)
 
 
 class PagedAttention:
@@ -140,22 +141,12 @@ class PagedAttention:
         kv: Tensors of the pool.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        num_blocks: int,
-        block_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.kv = KvTensors(
-            config, num_blocks=num_blocks, block_tokens=block_tokens, dtype=dtype, device=device
-        )
-        self._keys, self._values = self.kv.keys, self.kv.values
-        self._config = config
-        self._block_tokens = block_tokens
-        self._dtype, self._device = dtype, device
+    def __init__(self, kv: KvTensors) -> None:
+        self.kv = kv
+        self._keys, self._values = kv.keys, kv.values
+        self._config = kv.config
+        self._block_tokens = kv.block_tokens
+        self._dtype, self._device = dtype, device = kv.dtype, kv.device
         self._scratch_keys = torch.empty(0, dtype=dtype, device=device)
         self._scratch_values = torch.empty(0, dtype=dtype, device=device)
         self._edge = torch.empty(0, dtype=dtype, device=device)

@@ -82,6 +82,7 @@ class DecodeInputs:
         slots: [most_requests] its KV slot, -1 for padding.
         requests: [most_requests, 4], see `request_rows`.
         blocks: Block lists of the requests.
+        rows: [most_requests] row of logits of each request, its number.
     """
 
     def __init__(self, most_requests: int, max_blocks: int, device: torch.device) -> None:
@@ -92,6 +93,7 @@ class DecodeInputs:
         self._most_requests = most_requests
         self.ids, self.positions, self.slots, self.requests, self.blocks = self._split(self._device)
         self.slots.fill_(-1)
+        self.rows = torch.arange(most_requests, device=device)
 
     def write(
         self,
@@ -101,10 +103,10 @@ class DecodeInputs:
         positions: npt.NDArray[np.int64],
         slots: npt.NDArray[np.int64],
         blocks: npt.NDArray[np.int64],
-    ) -> None:
+    ) -> StepTensors:
         """Copy a step of one token per request to the device, padded to `size` requests.
 
-        The former copy must be complete.
+        The former copy must be complete. Returned are the inputs without the padding.
         """
         num = len(ids)
         to_ids, to_positions, to_slots, to_requests, to_blocks = self._split(self._host.numpy())
@@ -116,6 +118,7 @@ class DecodeInputs:
         to_blocks[: blocks.size] = blocks.reshape(-1)
         length = 7 * self._most_requests + blocks.size
         self._device[:length].copy_(self._host[:length], non_blocking=True)
+        return StepTensors(self.ids[:num], self.positions[:num], self.slots[:num], self.rows[:num])
 
     def _split(self, buffer: _Array) -> tuple[_Array, _Array, _Array, _Array, _Array]:
         most = self._most_requests
@@ -125,7 +128,11 @@ class DecodeInputs:
 
 
 class DecodeGraphs:
-    """Captured forward passes by batch size, and their inputs."""
+    """Captured forward passes by batch size.
+
+    Attributes:
+        inputs: Inputs of the next launch.
+    """
 
     def __init__(
         self,
@@ -147,30 +154,13 @@ class DecodeGraphs:
         """
         self._model, self._attention = model, attention
         self._sizes = sizes
-        self._inputs = DecodeInputs(sizes[-1], max_blocks, model.device)
-        self._rows = torch.arange(sizes[-1], device=model.device)
+        self.inputs = DecodeInputs(sizes[-1], max_blocks, model.device)
         # The largest first: the others reuse its memory.
         self._replays = {size: capture(partial(self._run, size)) for size in reversed(sizes)}
 
     def size_for(self, slices: Sequence[Slice]) -> int:
         """Return the size of the graph that runs these slices, 0 for an eager step."""
         return padded_size(slices, self._sizes)
-
-    def write(
-        self,
-        size: int,
-        *,
-        ids: Sequence[int],
-        positions: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-        blocks: npt.NDArray[np.int64],
-    ) -> StepTensors:
-        """Write the inputs of the next launch, see `DecodeInputs.write`; return them, unpadded."""
-        inputs, num = self._inputs, len(ids)
-        inputs.write(size, ids=ids, positions=positions, slots=slots, blocks=blocks)
-        return StepTensors(
-            inputs.ids[:num], inputs.positions[:num], inputs.slots[:num], self._rows[:num]
-        )
 
     def logits(self, size: int) -> Tensor:
         """Launch a graph on the inputs and return its logits [size, vocab].
@@ -181,7 +171,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _run(self, size: int) -> Tensor:
-        inputs = self._inputs
+        inputs = self.inputs
         self._attention.bind(
             slots=inputs.slots[:size], requests=inputs.requests[:size], blocks=inputs.blocks
         )
@@ -190,7 +180,7 @@ class DecodeGraphs:
             inputs.ids[:size],
             positions=inputs.positions[:size],
             attend=self._attention.run,
-            rows=self._rows[:size],
+            rows=inputs.rows[:size],
         )
 
 

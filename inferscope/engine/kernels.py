@@ -26,7 +26,6 @@ import triton.language as tl
 from torch import Tensor
 
 from inferscope.engine.attention import KvTensors, RaggedBatch, request_rows
-from inferscope.engine.config import ModelConfig
 
 _SPLITS = 16
 """Maximum splits of a context: 16 of 8 key heads occupy a GPU of 132 processors at batch 1."""
@@ -259,29 +258,19 @@ class TritonAttention:
         kv: Tensors of the pool.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        num_blocks: int,
-        block_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.kv = KvTensors(
-            config, num_blocks=num_blocks, block_tokens=block_tokens, dtype=dtype, device=device
-        )
-        self._config, self._device = config, device
+    def __init__(self, kv: KvTensors) -> None:
+        self.kv = kv
+        self._config, self._device = config, device = kv.config, kv.device
         self._shape = {
             "KV_HEADS": config.num_kv_heads,
             "GROUP": config.num_heads // config.num_kv_heads,
             "HEAD_DIM": config.head_dim,
             "HEAD_PAD": max(_LEAST_ROWS, triton.next_power_of_2(config.head_dim)),
-            "BLOCK_TOKENS": block_tokens,
+            "BLOCK_TOKENS": kv.block_tokens,
             # On a CPU Triton's interpreter runs, whose products take bfloat16 for whole numbers.
             "WIDE": device.type == "cpu",
         }
-        self._tile = 64 if dtype.itemsize == 2 else 32
+        self._tile = 64 if kv.dtype.itemsize == 2 else 32
         self._splits = {"SPLITS": _SPLITS, "LEAST_TILES": _LEAST_SPLIT_TILES, "TILE": self._tile}
         self._step: _Step | None = None
 

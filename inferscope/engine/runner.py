@@ -146,18 +146,19 @@ class Runner:
             budget = options.token_budget + options.max_running
             draft_options = replace(options, token_budget=budget)
             draft = DraftModel(cls.of(model.draft, draft_options, num_blocks=num_blocks))
-        pool: dict[str, Any] = {
-            "num_blocks": num_blocks,
-            "block_tokens": width,
-            "dtype": model.dtype,
-            "device": model.device,
-        }
+        kv = KvTensors(
+            model.config,
+            num_blocks=num_blocks,
+            block_tokens=width,
+            dtype=model.dtype,
+            device=model.device,
+        )
         graphs = None
         attention: Attention
         if has_kernels(model.config, model.device):
             from inferscope.engine.kernels import TritonAttention  # needs Triton
 
-            attention = in_place = TritonAttention(model.config, **pool)
+            attention = in_place = TritonAttention(kv)
             # A mixture waits for its router in each layer, which no graph can.
             if options.cuda_graphs and not model.config.num_experts:
                 with torch.cuda.device(model.device):
@@ -169,7 +170,7 @@ class Runner:
                         capture=cuda_capture(),
                     )
         else:
-            attention = PagedAttention(model.config, **pool)
+            attention = PagedAttention(kv)
         return cls(
             model,
             attention,
@@ -299,7 +300,7 @@ class Runner:
         block_lists = self._table[sequence_slots, :widest]
         graph_size = 0 if self._graphs is None else self._graphs.size_for(slices)
         if self._graphs is not None and graph_size:
-            on_device = self._graphs.write(
+            on_device = self._graphs.inputs.write(
                 graph_size, ids=ids, positions=positions, slots=slots, blocks=block_lists
             )
         else:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from inferscope.cost.flops import flop_rates
 from inferscope.cost.shape import rank_shape
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.model import Model, build_model, forward
 from inferscope.engine.shapes import parse_shape
 from inferscope.engine.weights import random_weights
@@ -58,11 +58,13 @@ def count(model: Model, slices: list[tuple[int, int]]) -> tuple[int, int]:
     owners = np.repeat(np.arange(len(slices)), counts)
     slots = [int(blocks[o, p // 16]) * 16 + p % 16 for o, p in zip(owners, positions, strict=True)]
     attention = PagedAttention(
-        model.config,
-        num_blocks=64,
-        block_tokens=16,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        KvTensors(
+            model.config,
+            num_blocks=64,
+            block_tokens=16,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
     )
     attention.plan(RaggedBatch(torch.tensor(slots), counts, contexts, blocks, num_singles))
     plain = sdpa_kernel(SDPBackend.MATH)  # torch does not count what is inside the CPU's fused one

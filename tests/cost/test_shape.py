@@ -18,7 +18,7 @@ from inferscope.cost.shape import (
     visible,
 )
 from inferscope.engine import EngineOptions
-from inferscope.engine.attention import PagedAttention
+from inferscope.engine.attention import KvTensors, PagedAttention
 from inferscope.engine.load import describe, load_engine, load_model
 from inferscope.records import Shape
 from tests.cost.shapes import LLAMA_8B, MIXTRAL, shape_of
@@ -43,11 +43,13 @@ def test_kv_bytes_are_those_of_the_engine_s_pool(dtype: str) -> None:
     shape = describe(engine, name="tiny").shape
     assert shape is not None
     paged = PagedAttention(
-        engine.model.config,
-        num_blocks=32,
-        block_tokens=16,
-        dtype=engine.model.dtype,
-        device=engine.model.device,
+        KvTensors(
+            engine.model.config,
+            num_blocks=32,
+            block_tokens=16,
+            dtype=engine.model.dtype,
+            device=engine.model.device,
+        )
     )
     pool = [*paged._keys, *paged._values]
     num_bytes = sum(part.numel() * part.element_size() for part in pool)

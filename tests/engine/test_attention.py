@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.shapes import parse_shape
 
 CONFIG = parse_shape("tiny,layers=1")
@@ -40,11 +40,13 @@ def test_paged_attention_equals_dense_attention(is_shuffled: bool) -> None:
     """Cover chunks, single tokens, both, a single request, and requests of equal length."""
     torch.manual_seed(0)
     paged = PagedAttention(
-        CONFIG,
-        num_blocks=NUM_BLOCKS,
-        block_tokens=WIDTH,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        KvTensors(
+            CONFIG,
+            num_blocks=NUM_BLOCKS,
+            block_tokens=WIDTH,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
     )
     order = np.random.default_rng(0).permutation(NUM_BLOCKS) if is_shuffled else range(NUM_BLOCKS)
     table = np.array(list(order)).reshape(4, -1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
-from inferscope.engine.attention import PagedAttention
+from inferscope.engine.attention import KvTensors, PagedAttention
 from inferscope.engine.graphs import (
     BoundAttention,
     DecodeGraphs,
@@ -128,7 +128,9 @@ def engine_with_graphs(
     model = plain.model
     assert isinstance(model, Model)
     pool = PagedAttention(
-        model.config, num_blocks=NUM_BLOCKS, block_tokens=WIDTH, dtype=model.dtype, device=CPU
+        KvTensors(
+            model.config, num_blocks=NUM_BLOCKS, block_tokens=WIDTH, dtype=model.dtype, device=CPU
+        )
     )
 
     def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inferscope.engine import Engine, EngineOptions, Sampling
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.graphs import DecodeGraphs
 from inferscope.engine.load import load_model
@@ -186,7 +186,7 @@ def test_engine_on_kernels_and_padded_decodes_generates_the_plain_engine_s_token
     )  # fmt: skip
     model = load_model("random:tiny", options)
     attention = TritonAttention(
-        model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE
+        KvTensors(model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE)
     )
     sizes: list[int] = []
 
@@ -206,7 +206,7 @@ def test_engine_on_kernels_and_padded_decodes_generates_the_plain_engine_s_token
     )  # fmt: skip
     engine = Engine(model, options, runner=runner)
     plain = PagedAttention(
-        model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE
+        KvTensors(model.config, num_blocks=12, block_tokens=4, dtype=model.dtype, device=DEVICE)
     )
     reference = Runner(model, plain, token_budget=16, max_running=3, max_blocks=12, block_tokens=4)
     draw = np.random.default_rng(4)

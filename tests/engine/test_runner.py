@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from inferscope.engine import EngineOptions
-from inferscope.engine.attention import PagedAttention
+from inferscope.engine.attention import KvTensors, PagedAttention
 from inferscope.engine.load import load_model
 from inferscope.engine.runner import Runner
 from inferscope.engine.scheduler import Scheduler
@@ -13,11 +13,13 @@ MODEL = load_model("random:tiny", EngineOptions(dtype="float32"))
 def make_runner(scheduler: Scheduler) -> Runner:
     num_blocks = scheduler.pool.num_blocks
     attention = PagedAttention(
-        MODEL.config,
-        num_blocks=num_blocks,
-        block_tokens=WIDTH,
-        dtype=MODEL.dtype,
-        device=MODEL.device,
+        KvTensors(
+            MODEL.config,
+            num_blocks=num_blocks,
+            block_tokens=WIDTH,
+            dtype=MODEL.dtype,
+            device=MODEL.device,
+        )
     )
     return Runner(
         MODEL,
