@@ -39,8 +39,6 @@ SAMPLINGS = (
     Sampling(max_tokens=20, min_tokens=5, stop_token_ids=tuple(range(80)), temperature=1.0),
 )
 LARGER = "random:hidden=384,layers=6,heads=8,kv_heads=2,ffn=1024,vocab=1024"
-_SLOW_COMMIT_S = 0.006
-"""Shorter than a step of `LARGER`, on a fast CPU too."""
 
 
 def engine_of(*, overlap: bool = True, **options: Any) -> Engine:
@@ -243,13 +241,24 @@ def test_steps_of_a_real_run_overlap_and_its_ledgers_close(
     )
     engine = load_engine(LARGER, options, open_probe=Probe.open)
     assert isinstance(engine._runner, RemoteRunner)
-    commit = engine._commit
+    engine.submit([5, 6, 7], Sampling(max_tokens=24))
+    began_s = time.monotonic()
+    drain(engine)
+    step_s = (time.monotonic() - began_s) / 24
+    launch = engine._runner.launch
 
-    def slow_commit() -> Any:
-        time.sleep(_SLOW_COMMIT_S)
-        return commit()
+    def slow_launch(step: int, plan: Plan, probe: Probe) -> Collect:
+        """Emit a step's tokens within the next step, and before its end, on any machine."""
+        collect = launch(step, plan, probe)
 
-    monkeypatch.setattr(engine, "_commit", slow_commit)
+        def slow_collect() -> Any:
+            ran = collect()
+            time.sleep(step_s / 2)
+            return ran
+
+        return slow_collect
+
+    monkeypatch.setattr(engine._runner, "launch", slow_launch)
     for seed, prompt in enumerate(prompts(20, vocab=1024)):
         stops = tuple(range(40)) if seed % 2 else ()
         engine.submit(
@@ -301,7 +310,7 @@ def test_steps_of_a_real_run_overlap_and_its_ledgers_close(
     rows = [json.loads(line) for line in out.getvalue().splitlines()]
     totals = check(rows)
     assert totals.breaches == []
-    assert (totals.num_requests, totals.num_steps) == (20, len(spans))
+    assert (totals.num_requests, totals.num_steps) == (21, len(spans))
     requests = {row["request"]: row for row in rows if row["kind"] == "request"}
     computed = dict.fromkeys(requests, 0)
     for row in rows:
