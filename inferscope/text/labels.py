@@ -37,8 +37,10 @@ def cause_role(cause: str) -> Role:
 
 
 def more_or_less(difference: float) -> str:
-    """Return a relative difference in words: `9% less`."""
-    return f"{100 * abs(difference):.0f}% {'less' if difference < 0 else 'more'}"
+    """Return a relative difference in words: `9% less`, `0.4% more`."""
+    percent = 100 * abs(difference)
+    digits = 0 if percent >= 1 else 1
+    return f"{percent:.{digits}f}% {'less' if difference < 0 else 'more'}"
 
 
 def view_verdict(view: EngineView) -> str:

@@ -83,6 +83,16 @@ def test_skew_is_the_busiest_rank_over_the_mean() -> None:
     assert busy_skew(engine("e-one", devices=device_times(0.9))) is None
 
 
+def test_an_engine_that_shut_down_is_not_alive_and_its_ranks_are_not_missing() -> None:
+    ended = engine("e-ended", num_ranks=4, num_ranks_seen=0, health=FLEET.engines[3].health)
+    assert ended.is_alive  # its recording does not hold the end of the process
+    lines = fleet_body(fleet_of(engine("e-one"), ended), 120, 36, cursor=1)
+    text = "\n".join(text_of(line) for line in lines)
+    assert "1 of 2 engines alive" in text
+    assert "─ 4 ranks ─" in text
+    assert "seen" not in text
+
+
 def test_the_selected_engine_is_that_of_the_other_screens() -> None:
     async def scenario() -> None:
         async with screen(FLEET) as running:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferscope.text.labels import more_or_less
 from inferscope.text.plots import (
     bar,
     closed,
@@ -141,6 +142,13 @@ def test_blocks_fill_by_eighths() -> None:
 def test_unknown_columns_stay_empty() -> None:
     assert sparkline([None, 1.0, None, 1.0], 4) == " █ █"
     assert sparkline([], 3) == "   "
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"), [(0.364, "36% more"), (-0.09, "9% less"), (0.004, "0.4% more")]
+)
+def test_a_small_difference_is_not_written_as_none(difference: float, text: str) -> None:
+    assert more_or_less(difference) == text
 
 
 def test_ascii_maps_blocks_by_weight() -> None:

@@ -130,9 +130,9 @@ def fleet(snapshot: Snapshot, width: int, height: int, *, cursor: int) -> list[L
         lines.append(_row(view, out, inner, is_wide, is_selected=at == cursor))
         if has_trends:
             lines.append(_trends(view, inner))
-    alive = sum(view.is_alive for view in views)
+    alive = sum(view.is_alive and not view.has_ended for view in views)
     total = sum(view.decode_tok_s or 0.0 for view in views)
-    note = f"{alive} of {len(views)} engines alive, {per_second(total)} output tokens/s"
+    note = f"{alive} of {len(views)} engines alive, {per_second(total)} decode tokens/s"
     foot = f"{TRIANGLE} over {FACTOR:g}x the median of the others of its model"
     return frame(title, lines, width, height, note=note, foot=foot if is_wide else "")
 

@@ -53,6 +53,8 @@ def ranks(view: EngineView, width: int, height: int) -> list[Line]:
         lines = [((f"{UNKNOWN} no device time is recorded here", "dim"),)]
     skew = busy_skew(view)
     note = f"{view.num_ranks_seen} of {view.num_ranks} ranks seen"
+    if view.has_ended:  # then none is seen
+        note = "1 rank" if view.num_ranks == 1 else f"{view.num_ranks} ranks"
     note += "" if skew is None else f", skew {share(skew)}"
     foot: Span = ("busy; prefill, decode", "dim")
     return frame(f"Ranks of {plain(view.engine_id)}", lines, width, height, note=note, foot=foot[0])
