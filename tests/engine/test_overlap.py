@@ -15,7 +15,8 @@ from inferscope.engine import Engine, EngineOptions, Sampling, load_engine
 from inferscope.engine.load import load_model
 from inferscope.engine.overlap import FutureTokens
 from inferscope.engine.remote import AdmittedRequest, RemoteRunner, SliceSpec, StepWork
-from inferscope.engine.runner import Runner
+from inferscope.engine.runner import Collect, Runner
+from inferscope.engine.scheduler import Plan
 from inferscope.engine.worker import Worker
 from inferscope.errors import BadInput
 from inferscope.exporting import load_exporter
