@@ -168,9 +168,13 @@ class Patches:
         try:
             for name, hook in hooks.items():
                 if isinstance(hook, Direct):
-                    self.direct(owner, name, hook.make)
+                    is_fit = self.direct(owner, name, hook.make)
                 else:
-                    self.around(owner, name, before=hook.before, after=hook.after)
+                    is_fit = self.around(owner, name, before=hook.before, after=hook.after)
+                if not is_fit:
+                    self._undo(num_before)
+                    self.unsupported(f"{feature}: {_name(owner)}.{name} cannot be wrapped")
+                    return False
         except (AttributeError, TypeError) as error:  # a compiled class takes no attributes
             self._undo(num_before)
             self.unsupported(f"{feature}: {_name(owner)} cannot be wrapped: {error}")
@@ -243,7 +247,8 @@ class Patches:
         """Replace an attribute by `make(original)`, unless it is replaced already.
 
         This serves where `around` cannot, mainly for async functions. The result of `make` must
-        call the original exactly once and guard its own hooks with `run`.
+        call the original exactly once and guard its own hooks with `run`. It is not used where it
+        cannot take all arguments of the original: the engine's own calls would fail.
         """
         if owner is None:
             return False
@@ -255,6 +260,10 @@ class Patches:
         if patches is self or (patches is not None and not patches.is_off):
             return True
         replacement = make(original)
+        misfit = _misfit(replacement, original)
+        if misfit:
+            self.unsupported(f"{_name(owner)}.{attribute} {misfit}")
+            return False
         if _is_pickled_by_value(owner) and isinstance(replacement, FunctionType):
             is_coroutine = inspect.iscoroutinefunction(replacement)
             replacement = replacement if is_coroutine else _Replacement(replacement, original)
@@ -343,6 +352,29 @@ class Patches:
                 delattr(owner, attribute)
             else:
                 setattr(owner, attribute, own)
+
+
+def _misfit(wrapper: Any, original: Any) -> str:
+    """Return why a wrapper cannot stand for the original in all calls; empty if it can.
+
+    The first parameter, the object, is passed by position. Others may come by keyword, so those
+    that the wrapper names have to be the original's, in its order.
+    """
+    try:
+        theirs = inspect.signature(original).parameters.values()
+        ours = inspect.signature(wrapper, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # of a compiled function nothing is known
+        return ""
+    open_kinds = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    is_open = open_kinds <= {each.kind for each in ours}
+    if open_kinds <= {each.kind for each in theirs}:
+        return ""
+    named = [each.name for each in ours if each.kind not in open_kinds][1:]
+    known = [each.name for each in theirs if each.kind not in open_kinds][1:]
+    if known[: len(named)] != named:
+        return f"does not take {', '.join(named)} in this order"
+    more = known[len(named) :]
+    return "" if is_open or not more else f"takes {', '.join(more)} too"
 
 
 def _is_pickled_by_value(owner: Any) -> bool:

@@ -349,6 +349,45 @@ def test_functions_of_a_module_are_replaced_like_methods(patches: Patches) -> No
     assert seen == [8]
 
 
+def _closed(self: Engine, number: int) -> int:
+    return number
+
+
+def _renamed(self: Engine, count: int, *args: object, **kwargs: object) -> int:
+    return count
+
+
+def _named(self: Engine, number: int, *args: object, **kwargs: object) -> int:
+    return number
+
+
+def _open(*args: object, **kwargs: object) -> int:
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "why"),
+    [
+        (_closed, "takes factor too"),
+        (_renamed, "does not take count in this order"),
+        (_named, ""),
+        (_open, ""),
+    ],
+)
+def test_a_wrapper_that_would_refuse_a_call_of_the_engine_is_not_installed(
+    patches: Patches, caplog: pytest.LogCaptureFixture, wrapper: Callable[..., int], why: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        is_installed = patches.replace(Engine, "step", lambda original: wrapper)
+        is_whole = patches.unit("steps", Faster, {"step": Direct(lambda call, original: wrapper)})
+    assert (is_installed, is_whole) == (not why, not why)
+    assert why in caplog.text
+    assert bool(why) == ("unsupported" in caplog.text)
+    if why:
+        assert Engine().step(number=3, factor=2) == 6
+        assert "step" not in vars(Faster)
+
+
 class Locked(type):
     """A class of which one attribute cannot be set, as none can of a compiled one."""
 

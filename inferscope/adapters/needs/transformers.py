@@ -50,7 +50,7 @@ TRANSFORMERS = Engine(
                     f"{_INPUTS}:ContinuousBatchingAsyncIOs.prepare_batch_tensors",
                     ("requests_in_batch",),
                 ),
-                Place(f"{_MANAGER}._run_generation_loop", is_open=False),
+                Place(f"{_MANAGER}._run_generation_loop"),
                 Place(f"{_MANAGER}._create_batch_processor", is_open=False),
             ),
         ),

@@ -115,10 +115,10 @@ class BatchingHooks:
 
     def _loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def _run_generation_loop(manager: Any) -> Any:
+        def _run_generation_loop(*args: Any, **kwargs: Any) -> Any:
             self._on.is_looping = True
             try:
-                return original(manager)
+                return original(*args, **kwargs)
             finally:
                 self._on.is_looping = False
                 batcher, self._on.batcher = self._on.batcher, None
