@@ -22,6 +22,7 @@ from inferscope.slo import line_of, read_objectives
 from inferscope.text.bodies import slo_body
 from inferscope.text.lines import text_of, width_of
 from inferscope.text.panels.distribution import shown_bins
+from inferscope.text.panels.objectives import burn_sentence
 from inferscope.text.plots import per_second
 from inferscope.tui.app import InferScopeApp
 from inferscope.tui.screens import DetailScreen
@@ -47,6 +48,18 @@ def test_the_body_fills_exactly_its_size(view: EngineView, size: tuple[int, int]
     lines = slo_body(view, width, height, cursor=2)
     assert [width_of(line) for line in lines] == [width] * height
     assert all(text_of(line).isprintable() for line in lines)
+
+
+def test_an_unknown_cause_is_stated_with_its_reason() -> None:
+    levels = engine_view().levels
+    assert levels is not None
+    worst = max(levels.objectives, key=lambda one: one.num_bad)
+    for cause, named in (("unknown", "an unknown cause"), ("queue", "queue")):
+        objectives = (replace(worst, causes={cause: worst.num_bad}),)
+        view = replace(engine_view(), levels=replace(levels, objectives=objectives))
+        assert f"100.0% of its bad requests for {named}." in burn_sentence(view.levels)
+        text = "\n".join(text_of(line) for line in slo_body(view, 120, 36))
+        assert ("unknown: no ledger or few good peers" in text) is (cause == "unknown")
 
 
 def test_good_ratios_and_causes_are_those_of_slo_check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inferscope.fold import EngineView, WorstRequest
 from inferscope.records import CAUSES
+from inferscope.slo import UNKNOWN as UNKNOWN_CAUSE
 from inferscope.text.labels import BAD_FINISHES, CAUSE_MEANINGS, cause_role
 from inferscope.text.lines import Line, Role, Span, frame, text_of
 from inferscope.text.plots import UNKNOWN, bar, count, duration, fit, fit_name, plain
@@ -40,7 +41,9 @@ def breach_causes(view: EngineView, width: int, height: int) -> list[Line]:
                 )
             )
     note = "by the largest excess over good peers"
-    return frame(title, lines, width, height, note=note)
+    is_unknown = any(UNKNOWN_CAUSE in each.causes for each in missed)
+    foot = "unknown: no ledger or few good peers" if is_unknown else ""
+    return frame(title, lines, width, height, note=note, foot=foot)
 
 
 def worst_requests(view: EngineView, width: int, height: int, *, cursor: int) -> list[Line]:

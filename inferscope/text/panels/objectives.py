@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferscope.fold import EngineView, LevelTrial, LevelWindow, ObjectiveLevels, ServiceLevels
+from inferscope.slo import UNKNOWN as UNKNOWN_CAUSE
 from inferscope.slo import Objective, good_line
 from inferscope.text.labels import format_window
 from inferscope.text.lines import TRIANGLE, Line, Role, Span, frame, width_of
@@ -59,7 +60,8 @@ def burn_sentence(levels: ServiceLevels | None) -> str:
         return ""
     text = f"{objective_label(one.objective)} burns its budget {burn:.1f}x as fast as allowed"
     for cause, num in one.causes.items():
-        text += f": {share(num / one.num_bad)} of its bad requests for {cause}"
+        named = "an unknown cause" if cause == UNKNOWN_CAUSE else cause
+        text += f": {share(num / one.num_bad)} of its bad requests for {named}"
         break
     return f"{text}."
 
