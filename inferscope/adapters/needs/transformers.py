@@ -25,14 +25,14 @@ TRANSFORMERS = Engine(
             "generate",
             (
                 Place(f"{_MIXIN}.generate"),
-                Place(f"{_MIXIN}._sample", ("input_ids",)),
-                Place(f"{_MIXIN}.prepare_inputs_for_generation", ("input_ids",)),
+                Place(f"{_MIXIN}._sample"),
+                Place(f"{_MIXIN}.prepare_inputs_for_generation"),
                 Place(f"{_MIXIN}._update_model_kwargs_for_generation"),
                 Place(f"{_MIXIN}._has_unfinished_sequences"),
             ),
             is_needed=True,
         ),
-        Feature("assisted decoding", (Place(f"{_MIXIN}._assisted_decoding", ("input_ids",)),)),
+        Feature("assisted decoding", (Place(f"{_MIXIN}._assisted_decoding"),)),
         Feature("compiled steps of generate", (Place(f"{_MODEL}.get_compiled_call"),)),
         Feature(
             "continuous batching",

@@ -192,18 +192,19 @@ class Session:
         on, patches = self._on, self.patches
 
         @functools.wraps(original)
-        def loop(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            outer = on.loop
+        def loop(*args: Any, **kwargs: Any) -> Any:
+            model, outer = args[0], on.loop
             if patches.is_off or not (
                 self.watches(model) if outer is None else not outer.is_overridden(model)
             ):
-                return original(model, input_ids, *args, **kwargs)
+                return original(*args, **kwargs)
             begun: Loop | None = None
             error: BaseException | None = None
             try:
                 on.num_loops += 1
-                begun = on.loop = patches.run(self._begin, model, input_ids, kwargs, is_assisted)
-                return original(model, input_ids, *args, **kwargs)
+                ids = _input_ids(args, kwargs)
+                begun = on.loop = patches.run(self._begin, model, ids, kwargs, is_assisted)
+                return original(*args, **kwargs)
             except BaseException as raised:
                 error = raised
                 raise
@@ -274,23 +275,26 @@ class Session:
         on, run = self._on, self.patches.run
 
         @functools.wraps(original)
-        def prepare_inputs_for_generation(
-            model: Any, input_ids: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            loop = on.loop
+        def prepare_inputs_for_generation(*args: Any, **kwargs: Any) -> Any:
+            model, loop = args[0], on.loop
             # One that overrides another calls it.
             if loop is None or loop.model is not model or loop.is_preparing:
-                return original(model, input_ids, *args, **kwargs)
+                return original(*args, **kwargs)
             run(loop.forward_ends)  # of the chunk of the prompt before this one
             loop.is_preparing = True
             try:
-                inputs = original(model, input_ids, *args, **kwargs)
+                inputs = original(*args, **kwargs)
             finally:
                 loop.is_preparing = False
-            run(loop.forward_begins, input_ids, inputs)
+            run(loop.forward_begins, _input_ids(args, kwargs), inputs)
             return inputs
 
         return prepare_inputs_for_generation
+
+
+def _input_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the token ids of a call, whatever its model names them if they come by position."""
+    return args[1] if len(args) > 1 else kwargs.get("input_ids")
 
 
 _session: Session | None = None
