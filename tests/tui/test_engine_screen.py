@@ -23,6 +23,7 @@ from inferscope.text.bodies import engine_body
 from inferscope.text.lines import text_of, width_of
 from inferscope.text.panels.machine import devices
 from inferscope.text.panels.queue import mean_waiting, queue_and_batch
+from inferscope.text.panels.request import request_detail
 from inferscope.text.panels.reuse import reuse
 from inferscope.text.plots import EMPTY, stacked
 from tests.cli.running import ROOT
@@ -87,6 +88,9 @@ def test_no_label_of_a_sample_is_cut_at_120_columns(sample: str) -> None:
     text = "\n".join(text_of(line) for line in engine_body(view, 120, 36))
     assert "…" not in text
     assert not ("seen 0" in text and view.has_ended)
+    for row in sorted(view.requests, key=lambda each: -each.age_ns)[:20]:
+        text = "\n".join(text_of(line) for line in request_detail(row, view, 120, 36))
+        assert not re.findall(r"…(?! *[A-Za-z0-9])", text)  # in the middle of an id alone
 
 
 def test_a_rare_wait_keeps_a_scale_and_a_mean_above_zero() -> None:

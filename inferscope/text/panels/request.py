@@ -151,7 +151,9 @@ def _detail(
     if is_framed:
         waited = width * 42 // 100 if row.blame else 0
         half = (width - waited) // 2
-        resources = frame("Resources", _resources(row, view, half - 4), half, foot)
+        used = _resources(row, view, half - 4)
+        how = _counted_how(row)
+        resources = frame("Resources", used, half, foot, note="apportioned", foot=how)
         identity = frame("Identity", _identity(row, view), width - waited - half, foot)
         columns = [resources, identity]
         if waited:
@@ -202,6 +204,10 @@ def _whole_note(row: RequestRow) -> str:
     return f"{'E2E' if row.state == 'done' else 'age'}   {tbt}"
 
 
+_BEFORE_COUNTERS = 20
+"""Number of columns of a phase's name and time."""
+
+
 def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
     compute_ns = row.prefill_ns + row.decode_ns
     tenths = closed([row.prefill_ns, row.decode_ns], round(compute_ns / 100_000))
@@ -212,13 +218,13 @@ def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
         ("decode", row.decode_ns, tenths[1], "decode"),
     )
     for name, value_ns, tenth, role in rows:
-        counted = _counted(row, name, value_ns)
+        counted = _counted(row, name, value_ns, width - _BEFORE_COUNTERS)
         lines.append(
             (
                 (f"{name:10}", "dim"),
-                (f"{tenth / 10:9.1f} ms  ", "body"),
+                (f"{tenth / 10:6.1f} ms ", "body"),
                 (counted, "body"),
-                (bar(value_ns / largest, width - 24 - len(counted)), role),
+                (bar(value_ns / largest, width - _BEFORE_COUNTERS - len(counted)), role),
             )
         )
     blocks = UNKNOWN
@@ -227,27 +233,31 @@ def _resources(row: RequestRow, view: EngineView, width: int) -> list[Line]:
     held = "" if row.state == "done" else f"   KV about {blocks} blocks"
     interfered = UNKNOWN if row.interference_share is None else share(row.interference_share)
     lines += [
-        (("compute   ", "dim"), (f"{sum(tenths) / 10:9.1f} ms", "strong"),
-         (f"  apportioned over its steps{_counted_how(row)}", "dim")),
-        (("interfered", "dim"), (f"{interfered:>9}", "body"), ("  of its life", "dim")),
+        (("compute   ", "dim"), (f"{sum(tenths) / 10:6.1f} ms", "strong")),
+        (("interfered", "dim"), (f"{interfered:>6}", "body"), (" of its life", "dim")),
         (("preempted ", "dim"),
-         (f"{row.num_preemptions:>9}", "alarm" if row.num_preemptions else "body"),
-         (f"  times{held}", "dim")),
+         (f"{row.num_preemptions:>6}", "alarm" if row.num_preemptions else "body"),
+         (f" times{held}", "dim")),
     ]  # fmt: skip
     return lines
 
 
-def _counted(row: RequestRow, phase: str, compute_ns: int) -> str:
-    """Return sampled counters of one of its phases; empty without samples."""
+def _counted(row: RequestRow, phase: str, compute_ns: int, width: int) -> str:
+    """Return as many sampled counters of one of its phases as fit; empty without samples."""
     counted = row.counters.prefill if phase == "prefill" else row.counters.decode
     parts = []
     if "sm_active_ns" in counted and compute_ns:
         parts.append(f"SM {share(counted['sm_active_ns'] / compute_ns)}")
     if "hbm_read_bytes" in counted and "hbm_write_bytes" in counted:
-        parts.append(f"HBM {(counted['hbm_read_bytes'] + counted['hbm_write_bytes']) / 1e9:.2f} GB")
+        num_gb = (counted["hbm_read_bytes"] + counted["hbm_write_bytes"]) / 1e9
+        parts.append(f"HBM {num_gb:.{2 if num_gb < 10 else 1}f} GB")
     if "energy_uj" in counted:
         parts.append(f"{counted['energy_uj'] / 1e6:.2f} J")
-    return "".join(f"{word}  " for word in parts)
+    shown = ""
+    for word in parts:
+        if len(shown) + len(word) <= width:
+            shown += f"{word}  "
+    return shown[:width]
 
 
 def _counted_how(row: RequestRow) -> str:
@@ -258,7 +268,7 @@ def _counted_how(row: RequestRow) -> str:
         known = row.counters.provenance.get(name)
         if known is not None:
             by_method.setdefault(f"{known.method} ({known.source})", []).append(label)
-    return "".join(f", {' and '.join(what)} {how}" for how, what in by_method.items())
+    return ", ".join(f"{' and '.join(what)} {how}" for how, what in by_method.items())
 
 
 def _identity(row: RequestRow, view: EngineView) -> list[Line]:

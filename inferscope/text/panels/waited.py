@@ -63,8 +63,8 @@ def waited_for(
                 ("▸ " if is_selected else "  ", "key"),
                 (f"{name} ", "strong" if is_selected else "body"),
                 (f"{milliseconds(each.ns, width=7):>8} ", "body"),
-                (bar(each.ns / longest, 4), "bar"),
-                (" " + fit(each.cause, 18), "dim"),
+                (bar(each.ns / longest, 2), "bar"),
+                (" " + fit(each.cause, 20), "dim"),
             )
         )
     return frame("Waited for", lines, width, height, note="ms", foot="b opens it")
