@@ -139,9 +139,11 @@ def _request_breaches(row: Row, spent: dict[str, int], computed_tokens: int) -> 
             yield f"{phase} compute is {row['compute_ns'].get(phase, 0)}, its steps' shares {ns}"
     if row.get("cache") is not None:
         yield from _cache_breaches(row)
+    if row["finish"] not in ("stop", "length"):  # a rejected one's prompt may be unknown
+        return
     # The last token is sampled and never fed back, so it is not computed.
     least = row["prompt_tokens"] - (row["cached_tokens"] or 0) + row["output_tokens"] - 1
-    if row["finish"] in ("stop", "length") and computed_tokens < least:
+    if computed_tokens < least:
         yield f"computed {computed_tokens} tokens of at least {least}"
 
 

@@ -183,6 +183,21 @@ def test_a_damaged_export_breaks_its_law(
     assert any(breach in found for found in check(damaged).breaches)
 
 
+def test_a_refused_prompt_of_unknown_length_breaks_no_law(rows: Rows) -> None:
+    (row, *_) = (row for row in rows if row["kind"] == "request" and row["ledger_ns"])
+    refused = {
+        "request": "refused",
+        "finish": "rejected",
+        "prompt_tokens": None,
+        "output_tokens": 0,
+        "first_token_ns": None,
+        "compute_ns": {"prefill": 0, "decode": 0},
+        "cache": None,
+        "ledger_ns": {"frontend": row["delivered_ns"] - row["arrived_ns"]},
+    }
+    assert check([*rows, {**row, **refused}]).breaches == []
+
+
 @pytest.mark.thorough
 def test_time_that_is_hidden_as_unattributed_is_refused(rows: Rows) -> None:
     damaged = copy.deepcopy(rows)
