@@ -96,7 +96,9 @@ class Keeper:
             if now_ns - self._spans.last_step_ns < IDLE_NS or not log.lock.acquire(blocking=False):
                 return
             try:
-                self._see_to(now_ns)
+                # Read again: the interpreter's lock may have been another thread's for long, and a
+                # record that is older than half a second comes behind the reader's fold.
+                self._see_to(self._now())
             finally:
                 log.lock.release()
                 life.catch_up_unlocked()

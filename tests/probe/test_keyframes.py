@@ -21,6 +21,7 @@ from inferscope.records import (
     Keyframe,
     Live,
     Missed,
+    ProbeHealth,
     Record,
     RequestIndex,
     RingOpened,
@@ -256,3 +257,22 @@ def test_the_clock_of_a_keyframe_begun_late_is_right(tmp_path: Path) -> None:
     probe.close()
     clocks = of(Clock, tmp_path / "a.ring")
     assert {each.real_ns - each.t_ns for each in clocks} == {5}
+
+
+def test_an_idle_engines_report_has_the_time_at_which_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with an earlier time would come behind the reader's fold."""
+    clock = FakeClock()
+    probe = make_probe(tmp_path, clock)
+    probe.queued("r", prompt_tokens=1)
+    clock.now_ns += 10**9
+
+    def read_slowly(now_ns: int) -> None:
+        clock.now_ns += 700_000_000  # another thread has the interpreter's lock
+
+    monkeypatch.setattr(probe._keeper, "_read_host", read_slowly)
+    monkeypatch.setattr(probe._keeper._host, "is_due", lambda now_ns: True)
+    probe._keeper.tend()
+    assert of(ProbeHealth, tmp_path / "a.ring")[-1].t_ns == clock.now_ns
+    probe.close()
