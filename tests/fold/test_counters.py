@@ -392,10 +392,10 @@ def test_a_requests_detail_shows_its_counters_and_their_methods() -> None:
         view = snapshot(counted.play()[0], window_ns=60_000 * MS, mode="ended").engines[0]
         row = next(row for row in view.requests if row.request_id == "r4")
         drawn = "\n".join(text_of(line) for line in request_detail(row, view, 160, 40))
-        assert ("ms  SM 9" in drawn) is is_known
+        assert ("ms SM 9" in drawn) is is_known
         how = row.counters.provenance.get("sm_active_ns")
         assert (how is not None) is is_known
-        assert how is None or f"over its steps, SM {how.method} (pm)" in drawn
+        assert how is None or f"SM {how.method} (pm)" in drawn
         assert "HBM" not in drawn
 
 
