@@ -255,26 +255,20 @@ class WorkerHooks:
         return execute_model
 
     def _sample_tokens(self, call: Callable[..., Any], original: Callable[..., Any]) -> Any:
-        patches, within, noting = self._patches, self._patches.within, self._noting
+        patches, within = self._patches, self._patches.within
 
         def sample_tokens(*args: Any, **kw: Any) -> Any:
             result = call(*args, **kw)
-            reference, done = self._worker, self._open
+            reference = self._worker
             if (
-                done is None
+                self._open is None  # it has ended, before the host waited
                 or reference is None
                 or reference() is not args[0]
                 or (within and patches.is_within("sample_tokens", args[0]))
             ):
                 return result
             try:
-                if noting:  # outputs are queued
-                    self._open, ended_ns = None, noting.pop().end(done[0], 0)
-                    if not self._done:
-                        self._since_ns = ended_ns
-                    self._done.append(done)
-                else:  # on a CPU they are there
-                    self.stop()
+                self.stop()  # outputs are queued; on a CPU they are there
             except Exception as error:
                 patches.caught(sample_tokens, error)
             return result
