@@ -160,6 +160,8 @@ class Step(msgspec.Struct, eq=False, gc=False):
     """Time when its members were chosen; its start if unknown."""
     is_draft: bool = False
     """Whether a draft model computed it: a member's own time is `draft`."""
+    number: int = -1
+    """Its number among the steps of its replica; -1 if unknown."""
 
     def __post_init__(self) -> None:
         """Limit the time of the plan to the step's start."""
@@ -181,6 +183,8 @@ class _Block(msgspec.Struct, eq=False, gc=False):
     step: Step | None = None
     members: Ints | None = None
     """Positions in the step; None for all."""
+    is_early: bool = False
+    """Whether it is an emission whose requests a later step has already computed."""
 
 
 class Ledger:
@@ -297,14 +301,44 @@ class Ledger:
         if (after := _STATE.item(kind)) >= 0:
             self._change(slot, at_ns, after, held_until_ns=since_ns if kind == LOST else 0)
 
-    def emitted(self, slots: Ints, at_ns: int) -> None:
-        """Record an emission of tokens by these requests."""
+    def emitted(self, slots: Ints, at_ns: int, *, step: int = -1, dp_rank: int = 0) -> None:
+        """Record an emission of tokens by these requests.
+
+        Args:
+            slots: [requests].
+            at_ns: time of the emission.
+            step: number of the step that computed the tokens; -1 if unknown.
+            dp_rank: data-parallel rank of its replica.
+        """
         is_first = self._is_first_due[slots]
         if np.count_nonzero(is_first):  # `any` takes three times as long for one batch
             firsts = slots[is_first]
             self._is_first_due[firsts] = False
             self._made_ns[firsts[self._made_ns[firsts] < 0]] = at_ns - 1
-        self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
+        is_early = self._are_computed_since(slots, at_ns, step, dp_rank)
+        if is_early is None:
+            self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
+            return
+        for part, is_of_part in ((slots[is_early], True), (slots[~is_early], False)):
+            if len(part):
+                self._blocks.append(_Block(at_ns, at_ns, EMIT, part, is_early=is_of_part))
+
+    def _are_computed_since(
+        self, slots: Ints, at_ns: int, number: int, dp_rank: int
+    ) -> Flags | None:
+        """Return whether a step after this one has ended for each request; None if for none."""
+        found: Flags | None = None
+        if number < 0:
+            return None
+        for step in reversed(self._recent):
+            if step.dp_rank != dp_rank:
+                continue
+            if step.number <= number:
+                break
+            if step.end_ns <= at_ns:
+                are_in = np.isin(slots, step.slots)
+                found = are_in if found is None else found | are_in
+        return found
 
     def step(self, step: Step) -> None:
         """Record a step; it admits members that were not admitted."""
@@ -601,8 +635,8 @@ class Ledger:
         members = _Members(blocks, sizes)
         block_of = np.repeat(np.arange(len(blocks)), sizes)
         columns = np.array(
-            [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns) for b in blocks]
-            + [(0, 0, _CARRIED, 0)]
+            [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns, b.is_early) for b in blocks]
+            + [(0, 0, _CARRIED, 0, False)]
         ).T.copy()
         kept = (slot != UNKNOWN_SLOT).nonzero()[0]
         # The first row of each request is its state so far; its boundaries follow.
@@ -617,7 +651,7 @@ class Ledger:
         if any(block.kind == END for block in blocks):
             keep = _up_to_end(columns[2, of] == END, is_first)
             place, of, is_first = place[keep], of[keep], is_first[keep]
-        at_ns, end_ns, kind, since_ns = (column.take(of) for column in columns)
+        at_ns, end_ns, kind, since_ns, is_early = (column.take(of) for column in columns)
         tail_ns = emitted_ns[of]
         has_tail = tail_ns >= 0
         tail_ns[~has_tail] = end_ns[~has_tail]
@@ -637,17 +671,19 @@ class Ledger:
         rows = is_step.nonzero()[0]
         member = members.at[place[rows]]
         # States come from the boundary, or else from the row before it.
-        is_inside = (kind == EMIT) & (at_ns < before_ns)
+        # While a step of it runs, or another token awaits output, an emission changes nothing.
+        is_between = (kind == EMIT) & ((at_ns < before_ns) | (is_early > 0))
         state, substate = _STATE[kind], _SUBSTATE[kind]
-        substate[is_inside] = -1
+        substate[is_between] = -1
         substate[has_tail & (tail_ns >= before_ns)] = _EMITTED
         state[is_first], substate[is_first] = self._state[live], self._substate[live]
         state, substate = _filled_forward(state), _filled_forward(substate)
         behind = np.where(state == RUNNING, substate, state)
         cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
-        # A token emitted inside the next step was in output before it; its delivery may end that.
+        # A token emitted inside the next step or after it was in output before it; its delivery may
+        # end that step.
         is_late = is_step[1:-1] & (kind[2:] == EMIT) & (behind[:-2] == _COMPUTED)
-        is_late &= at_ns[2:] < uncut_ns[1:-1]
+        is_late &= (at_ns[2:] < uncut_ns[1:-1]) | (is_early[2:] > 0)
         cause[1:-1][is_late] = _OUTPUT
         # Parts: a decode after a prefill shows that the first token was computed before it.
         is_prefill = np.zeros(len(kind), dtype=np.bool_)
@@ -938,6 +974,7 @@ def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:
             if (
                 last.kind == STEP
                 and block.at_ns >= last.end_ns
+                and not block.is_early
                 and len(block.slots) == len(last.slots)
                 and (block.slots is last.slots or bool((block.slots == last.slots).all()))
             ):

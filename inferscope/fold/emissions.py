@@ -29,17 +29,21 @@ class Emissions:
         self._windows = windows
         self.num_front_ends = 0
 
-    def in_core(self, slots: Ints, counts: Counts | None, at_ns: int) -> None:
+    def in_core(
+        self, slots: Ints, counts: Counts | None, at_ns: int, step: int = -1, dp_rank: int = 0
+    ) -> None:
         """Book tokens that leave the engine's loop; without a front end this is their delivery.
 
         Args:
             slots: [requests].
             counts: [requests], tokens of each; None if slots are distinct with one token each.
             at_ns: time of the emission.
+            step: number of the step that computed them; -1 if unknown.
+            dp_rank: data-parallel rank of its replica.
         """
         if not len(slots):
             return
-        self._table.ledger.emitted(slots, at_ns)
+        self._table.ledger.emitted(slots, at_ns, step=step, dp_rank=dp_rank)
         if self.num_front_ends:
             at_edge = ~self._table.has_front_end[slots]
             slots = slots[at_edge]

@@ -743,9 +743,12 @@ class EngineFold:
         emissions = self.lives.emissions
         if emitted.blocked_ns and ring.is_front_end:
             self._on_blocked(ring, emitted)
-        action = emissions.at_front_end if ring.is_front_end else emissions.in_core
         left_ns = emitted.left_ns
-        self._timeline.push(left_ns, action, slots, counts, left_ns)
+        if ring.is_front_end:
+            self._timeline.push(left_ns, emissions.at_front_end, slots, counts, left_ns)
+        else:
+            given = slots, counts, left_ns, emitted.step, ring.dp_rank
+            self._timeline.push(left_ns, emissions.in_core, *given)
         if self.joins.num_joined - self._num_booked >= _MOST_STEPS:
             self._fold_window()
 

@@ -206,6 +206,7 @@ class RequestLifecycle:
                 is_draft=is_draft,
                 dp_rank=self._rings[run.ranks[0].ring].dp_rank,
                 planned_ns=planned_ns,
+                number=run.span.step,
             )
         )
         bucket = self._count_idle(start_ns)

@@ -522,6 +522,25 @@ def test_a_request_cut_out_of_a_step_waits_for_no_more_of_it(
     assert ledger.is_held(2)
 
 
+@pytest.mark.parametrize(("is_team", "expected_ns"), [(True, 40), (False, 140)])
+def test_a_token_that_awaits_output_does_so_while_earlier_ones_are_emitted(
+    two_running: tuple[Ledger, Ints], is_team: bool, expected_ns: int
+) -> None:
+    # Overlapped scheduling with an output that takes longer than a step.
+    ledger, team = two_running
+    last = team if is_team else team[:1]
+    ledger.step(Step(team, plain(100, 2), 0, 100, number=0))
+    ledger.step(Step(last, plain(100, len(last)), 100, 200, number=1))
+    ledger.step(Step(team[1:], plain(100, 1), 200, 300, number=2))
+    ledger.emitted(team, 210, step=0)
+    ledger.emitted(last, 320, step=1)
+    ledger.step(Step(team[1:], plain(10, 1), 330, 340, number=3))
+    ledger.emitted(team[1:], 350, step=2)
+    ledger.fold(None)
+    assert ledger_of(ledger, 1)["output"] == 120
+    assert ledger_of(ledger, 2)["output"] == expected_ns
+
+
 @pytest.mark.parametrize("end_ns", [100, 98])
 def test_a_request_that_has_finished_waits_for_no_step_that_was_planned_before(
     two_running: tuple[Ledger, Ints], end_ns: int
