@@ -25,7 +25,7 @@ from part import Bank, Setting, Unmet, main, release, shown
 from inferscope.calibration import driver_version
 from inferscope.cost.peaks import peaks_of
 from inferscope.engine import Engine, EngineOptions, runner
-from inferscope.engine.attention import PagedAttention, RaggedBatch
+from inferscope.engine.attention import KvTensors, PagedAttention, RaggedBatch
 from inferscope.engine.ceilings import Ceilings, measure_ceilings
 from inferscope.engine.config import ModelConfig
 from inferscope.engine.devices import device_name, find_device
@@ -200,16 +200,13 @@ def attention_row(
     given = qkv.split(heads, dim=1)
     one_layer = replace(config, num_layers=1)
     results, micros = [], []
-    pool = None
-    for build in (TritonAttention, PagedAttention):
-        attention = build(
-            one_layer, num_blocks=num_blocks, block_tokens=_BLOCK_TOKENS, dtype=dtype, device=device
-        )
-        if pool is None:
-            pool = [tensor.normal_() for tensor in (attention.kv.keys[0], attention.kv.values[0])]
-        else:
-            attention.kv.keys[0].copy_(pool[0])
-            attention.kv.values[0].copy_(pool[1])
+    # Neither of them writes anything but the same keys and values.
+    kv = KvTensors(
+        one_layer, num_blocks=num_blocks, block_tokens=_BLOCK_TOKENS, dtype=dtype, device=device
+    )
+    for tensor in (kv.keys[0], kv.values[0]):
+        tensor.normal_()
+    for attention in (TritonAttention(kv), PagedAttention(kv)):
         attention.plan(batch)
         results.append(attention.run(0, *given).float())
         micros.append(call_us(lambda ran=attention: ran.run(0, *given), device))

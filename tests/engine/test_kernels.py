@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inferscope.engine import Engine, EngineOptions, Sampling
@@ -48,13 +49,12 @@ class Pair:
         num_blocks = num_requests * per_request
         self.blocks = self.draw.permutation(num_blocks).reshape(num_requests, per_request)
         plain, triton = (
-            build(
+            KvTensors(
                 config, num_blocks=num_blocks, block_tokens=self.width, dtype=dtype, device=DEVICE
             )
-            for build in (PagedAttention, TritonAttention)
+            for _ in range(2)
         )
-        self.plain: PagedAttention = plain  # type: ignore[assignment]
-        self.triton: TritonAttention = triton  # type: ignore[assignment]
+        self.plain, self.triton = PagedAttention(plain), TritonAttention(triton)
         self.lengths = np.zeros(num_requests, dtype=np.int64)
 
     def batch(self, counts_by_request: dict[int, int]) -> RaggedBatch:
@@ -152,7 +152,7 @@ def test_result_of_a_request_does_not_depend_on_its_batch(dtype: torch.dtype) ->
     whole = pair.triton.run(0, query, key, value)
     for row in range(4):
         one = slice(row, row + 1)
-        alone = replace(
+        alone = structs.replace(
             batch, slots=batch.slots[one], counts=batch.counts[one], contexts=batch.contexts[one],
             blocks=batch.blocks[one], num_singles=1,
         )  # fmt: skip
