@@ -296,7 +296,8 @@ def _runs_gpu_kernel(inputs: Tensor) -> bool:
 
 def _scales(matrix: Tensor, *, largest: float) -> Tensor:
     """Return scales over the last dimension, rounded to the matrix's dtype; 1 where all are 0."""
-    scales = (matrix.float().abs().amax(dim=-1) / largest).to(matrix.dtype)
+    # On a GPU torch divides by a number by multiplying: so that all devices round alike.
+    scales = (matrix.float().abs().amax(dim=-1) * (1 / largest)).to(matrix.dtype)
     # Not `where`: it would copy its scalar to a GPU and wait, which no graph can capture.
     return scales.masked_fill_(scales == 0, 1)
 

@@ -155,9 +155,9 @@ def _fp8_row(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH_PAD)
     value = tl.load(rows + row * width + at, mask=at < width, other=0.0).to(tl.float32)
-    # div_rn: the usual quotient is approximate.
-    scale = tl.div_rn(tl.max(tl.abs(value), 0), LARGEST)
+    scale = tl.max(tl.abs(value), 0) * (1 / LARGEST)
     scale = tl.where(scale == 0.0, 1.0, scale)
+    # div_rn: the usual quotient is approximate.
     scaled = tl.div_rn(value, scale)
     clamped = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(values + row * width + at, clamped.to(values.dtype.element_ty), mask=at < width)
