@@ -343,9 +343,8 @@ def calls_shown(row: dict[str, Any]) -> str:
     per_read = row["num_windows"] / max(row["num_reads"], 1)
     parts = [f"{row['cpu_share']:.1%} of a core"]
     if "image_bytes" in row:
-        how = "directly" if row["is_direct"] else "by CUPTI"
         image_mb = row["image_bytes"] / 1e6
-        parts.append(f"{per_read:.0f} windows a read, evaluated {how}, image {image_mb:.1f} MB")
+        parts.append(f"{per_read:.0f} windows a read, image {image_mb:.1f} MB")
     parts += [
         f"{name} {call['num'] / max(row['num_reads'], 1):.0f} x {call['cpu_us']:.1f} µs "
         f"= {call['cpu_share']:.1%}"

@@ -84,15 +84,13 @@ class TimedLibrary:
 
 
 def timed_cupti(cupti: Cupti, spent: Spent) -> Cupti:
-    """Return a library whose calls, and those of libnvperf_host, are timed."""
+    """Return a library whose calls are timed."""
     library: Any = Cupti(cupti.path)
     call, repeated = library.call, library.repeated
     library.call = lambda function, *given, **named: spent.timed(function, call)(
         function, *given, **named
     )
     library.repeated = lambda function, params: spent.timed(function, repeated(function, params))
-    if cupti.perf is not None:
-        library.perf = TimedLibrary(cupti.perf, "NVPW_", spent)
     found: Cupti = library
     return found
 
@@ -156,7 +154,6 @@ def read_for(source: Source, seconds: float, spent: Spent) -> dict[str, Any]:
         if isinstance(source, CuptiPmSource):
             (one, *_) = source._sessions
             row["image_bytes"] = one._image.size
-            row["is_direct"] = not one.refusal
     return row
 
 

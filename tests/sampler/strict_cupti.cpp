@@ -3,8 +3,7 @@
 //
 //   sizes and nulls of every structure; the order of calls; objects that are given back once; a
 //   config image that stays as it was; counter data that is blank before each decode; metrics
-//   that are evaluated in the order in which they were configured; attributes of a device that are
-//   set from each image before libnvperf_host, whose functions are here too, evaluates it.
+//   that are evaluated in the order in which they were configured.
 //
 // The device's clock stands still but for `strict_advance`, so that tests do not depend on how fast
 // they run. A window is as long as it was configured. Its values are those of `value_of`. As reported of the
@@ -27,8 +26,6 @@
 #include <cupti_profiler_target.h>
 #include <cupti_profiler_host.h>
 #include <cupti_pmsampling.h>
-#include <nvperf_host.h>
-#include <nvperf_cuda_host.h>
 
 namespace {
 
@@ -51,9 +48,6 @@ struct State {
     size_t config_size = 0, num_metrics = 0;
     std::set<Host*> hosts;
     std::vector<std::string> requested;
-    int num_evaluated = 0, num_directly = 0, num_decodes = 0, attributes_of = 0;
-    bool has_evaluator = false;
-    double wrong_by = 0;
 } state;
 
 char sampler;  // whose address is the object
@@ -110,13 +104,9 @@ const char* strict_fault() { return state.fault.c_str(); }
 void strict_advance(uint64_t ns) { state.now_ns += ns; }
 uint32_t strict_most_samples() { return state.most_samples; }
 int strict_num_open() {
-    return state.num_initialized + state.is_enabled + state.is_started + (int)state.hosts.size() +
-           state.has_evaluator;
+    return state.num_initialized + state.is_enabled + state.is_started + (int)state.hosts.size();
 }
 
-int strict_num_evaluated() { return state.num_evaluated; }
-int strict_num_directly() { return state.num_directly; }
-void strict_mislead(double by) { state.wrong_by = by; }
 
 CUptiResult cuptiGetVersion(uint32_t* version) {
     *version = CUPTI_API_VERSION;
@@ -220,7 +210,6 @@ CUptiResult cuptiProfilerHostEvaluateToGpuValues(CUpti_Profiler_Host_EvaluateToG
     REQUIRE(host->has_availability);
     REQUIRE(p->rangeIndex < ((Image*)p->pCounterDataImage)->num);
     REQUIRE(p->numMetrics == host->metrics.size());
-    state.num_evaluated++;
     for (size_t i = 0; i < p->numMetrics; i++) {
         REQUIRE(host->metrics[i] == p->ppMetricNames[i]);
         p->pMetricValues[i] = value_of(p->ppMetricNames[i]);
@@ -309,7 +298,6 @@ CUptiResult cuptiPmSamplingDecodeData(CUpti_PmSampling_DecodeData_Params* p) {
         state.decoded_ns += state.interval_ns;
         windows(image)[image->num++] = state.was_full ? Window{0, 0} : Window{start, state.decoded_ns};
     }
-    state.num_decodes++;
     state.was_full = p->decodeStopReason == CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
     return CUPTI_SUCCESS;
 }
@@ -330,87 +318,6 @@ CUptiResult cuptiPmSamplingCounterDataGetSampleInfo(CUpti_PmSampling_CounterData
     p->startTimestamp = windows(image)[p->sampleIndex].start;
     p->endTimestamp = windows(image)[p->sampleIndex].end;
     return CUPTI_SUCCESS;
-}
-
-#undef CHECK
-#undef REQUIRE
-#define REQUIRE(condition)                                                             \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fault("%s: not %s", __func__, #condition);                                 \
-            return NVPA_STATUS_INVALID_ARGUMENT;                                       \
-        }                                                                              \
-    } while (0)
-#define CHECK(type) \
-    REQUIRE(p != nullptr && p->structSize == type##_STRUCT_SIZE && p->pPriv == nullptr)
-#define CHECK_EVALUATOR(type) \
-    CHECK(type);              \
-    REQUIRE(state.has_evaluator && p->pMetricsEvaluator == (NVPW_MetricsEvaluator*)&sampler)
-
-NVPA_Status NVPW_InitializeHost(NVPW_InitializeHost_Params* p) {
-    CHECK(NVPW_InitializeHost_Params);
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_CUDA_MetricsEvaluator_CalculateScratchBufferSize(
-    NVPW_CUDA_MetricsEvaluator_CalculateScratchBufferSize_Params* p) {
-    CHECK(NVPW_CUDA_MetricsEvaluator_CalculateScratchBufferSize_Params);
-    REQUIRE(std::string(p->pChipName) == "GH100");
-    p->scratchBufferSize = 777;
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_CUDA_MetricsEvaluator_Initialize(NVPW_CUDA_MetricsEvaluator_Initialize_Params* p) {
-    CHECK(NVPW_CUDA_MetricsEvaluator_Initialize_Params);
-    REQUIRE(std::string(p->pChipName) == "GH100");
-    REQUIRE(p->pScratchBuffer && p->scratchBufferSize == 777);
-    REQUIRE(!p->pCounterDataImage && !p->pCounterAvailabilityImage && !state.has_evaluator);
-    state.has_evaluator = true;
-    state.requested.clear();
-    p->pMetricsEvaluator = (NVPW_MetricsEvaluator*)&sampler;
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_MetricsEvaluator_Destroy(NVPW_MetricsEvaluator_Destroy_Params* p) {
-    CHECK_EVALUATOR(NVPW_MetricsEvaluator_Destroy_Params);
-    state.has_evaluator = false;
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_MetricsEvaluator_ConvertMetricNameToMetricEvalRequest(
-    NVPW_MetricsEvaluator_ConvertMetricNameToMetricEvalRequest_Params* p) {
-    CHECK_EVALUATOR(NVPW_MetricsEvaluator_ConvertMetricNameToMetricEvalRequest_Params);
-    REQUIRE(p->metricEvalRequestStructSize == NVPW_MetricEvalRequest_STRUCT_SIZE);
-    state.requested.push_back(p->pMetricName);
-    *p->pMetricEvalRequest = {state.requested.size() - 1, 1, 2, 3};
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_MetricsEvaluator_SetDeviceAttributes(
-    NVPW_MetricsEvaluator_SetDeviceAttributes_Params* p) {
-    CHECK_EVALUATOR(NVPW_MetricsEvaluator_SetDeviceAttributes_Params);
-    REQUIRE(((const Image*)p->pCounterDataImage)->magic == kMagic);
-    REQUIRE(p->counterDataImageSize == sizeof(Image) + sizeof(Window) * (size_t)state.most_samples);
-    state.attributes_of = state.num_decodes;
-    return NVPA_STATUS_SUCCESS;
-}
-
-NVPA_Status NVPW_MetricsEvaluator_EvaluateToGpuValues(
-    NVPW_MetricsEvaluator_EvaluateToGpuValues_Params* p) {
-    CHECK_EVALUATOR(NVPW_MetricsEvaluator_EvaluateToGpuValues_Params);
-    REQUIRE(state.attributes_of == state.num_decodes);
-    REQUIRE(p->numMetricEvalRequests == state.requested.size());
-    REQUIRE(p->metricEvalRequestStructSize == NVPW_MetricEvalRequest_STRUCT_SIZE);
-    REQUIRE(p->metricEvalRequestStrideSize == sizeof(NVPW_MetricEvalRequest));
-    REQUIRE(p->rangeIndex < ((const Image*)p->pCounterDataImage)->num);
-    REQUIRE(!p->isolated);
-    state.num_directly++;
-    for (size_t i = 0; i < p->numMetricEvalRequests; i++) {
-        const NVPW_MetricEvalRequest& request = p->pMetricEvalRequests[i];
-        REQUIRE(request.metricType == 1 && request.rollupOp == 2 && request.submetric == 3);
-        p->pMetricValues[i] = value_of(state.requested[request.metricIndex].c_str()) + state.wrong_by;
-    }
-    return NVPA_STATUS_SUCCESS;
 }
 
 }  // extern "C"

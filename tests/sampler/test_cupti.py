@@ -17,7 +17,6 @@ from inferscope.sampler.cuda_driver import uuid_text
 from inferscope.sampler.cupti import layout
 from inferscope.sampler.cupti import library as cupti
 from inferscope.sampler.cupti import pm as cupti_pm
-from inferscope.sampler.cupti.evaluation import DirectEvaluator, Refused
 from inferscope.sampler.cupti.library import (
     OLDEST_VERSION,
     Cupti,
@@ -27,7 +26,7 @@ from inferscope.sampler.cupti.library import (
     may_profile,
 )
 from inferscope.sampler.cupti.pm import CuptiPmSource
-from inferscope.sampler.cupti.session import _names, choose_metrics, missing, whole
+from inferscope.sampler.cupti.session import choose_metrics, missing, whole
 from inferscope.sampler.source import Unavailable
 from tests.probe.fakes import FakeClock
 from tests.sampler.cupti_releases import RELEASES, library_of
@@ -148,24 +147,6 @@ def test_a_release_that_knows_no_bytes_is_refused_with_what_to_install(version: 
     assert {"dram_read_bytes", "dram_write_bytes"} <= set(lacking.split())
     assert f"is of CUDA {cuda_release(version)}, and PM sampling needs CUPTI of 12.9" in reason
     assert 'pip install "nvidia-cuda-cupti-cu12>=12.9"' in reason
-
-
-@needs_library
-@pytest.mark.parametrize("chip", CHIPS)
-def test_libnvperf_host_knows_every_metric_by_the_name_that_cupti_takes(chip: str) -> None:
-    library = Cupti(LIBRARY)
-    assert library.perf is not None
-    metrics = choose_metrics(library, chip, None)
-    names = _names(metrics.by_word.values())
-    direct = DirectEvaluator(library.perf, chip, names, image_at=0, image_size=0)
-    requests = {(one.metricType, one.metricIndex, one.submetric) for one in direct._requests}
-    assert len(requests) == len(names)
-    with pytest.raises(Refused, match="SetDeviceAttributes failed"):
-        direct.begin_image()  # there is none
-    direct.close()
-    direct.close()
-    with pytest.raises(Refused, match=r"Convert\w* failed"):
-        DirectEvaluator(library.perf, chip, _names(["no__such.sum"]), image_at=0, image_size=0)
 
 
 @needs_library

@@ -35,7 +35,6 @@ ENUMS = {
 }
 HEADERS = (
     "cuda", "cupti_result", "cupti_target", "cupti_profiler_target", "cupti_profiler_host",
-    "nvperf_host", "nvperf_cuda_host",
 )  # fmt: skip
 SINGLE_PASS_SETS = 130_200
 """The release that brought them, and with them a longer structure."""

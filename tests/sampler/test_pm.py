@@ -64,7 +64,6 @@ class ToyCupti:
     room: int = 4096
     most_metrics: int = 99
     num_metrics: int = 0
-    perf: None = None
     HostInitialize = layout.HostInitialize48
 
     def call(self, function: str, params: Any, *, allowed: Container[int] = ()) -> int:
@@ -237,10 +236,8 @@ def test_windows_that_the_device_lost_are_counted(stage: Stage) -> None:
     stage.fill(10, from_ns=end_ns + 3 * INTERVAL)
     (two,) = stage.read()
     assert two.values["num_dropped"] == 3
-    refused, *losses = stage.lines
-    assert "libnvperf_host is not loaded" in refused
-    assert len(losses) == 1
-    assert "longer --pm-interval than 500us" in losses[0]
+    (loss,) = stage.lines
+    assert "longer --pm-interval than 500us" in loss
 
 
 def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
@@ -256,7 +253,7 @@ def test_windows_without_times_are_lost_and_counted_once(stage: Stage) -> None:
     stage.fill(10, from_ns=end_ns + 17 * INTERVAL)
     (three,) = stage.read()
     assert three.values["num_dropped"] == 0
-    assert len(stage.lines) == 2  # the first one says who evaluates
+    assert len(stage.lines) == 1
 
 
 def test_a_session_that_gives_no_times_any_more_is_begun_anew(stage: Stage) -> None:

@@ -42,22 +42,6 @@ class Strict(Cupti):
         number: int = self._library.strict_num_open()
         return number
 
-    @property
-    def num_evaluated(self) -> int:
-        """Number of windows that CUPTI has evaluated."""
-        number: int = self._library.strict_num_evaluated()
-        return number
-
-    @property
-    def num_directly(self) -> int:
-        """Number of windows that libnvperf_host has evaluated."""
-        number: int = self._library.strict_num_directly()
-        return number
-
-    def mislead(self, by: float) -> None:
-        """Add to all values of libnvperf_host."""
-        self._library.strict_mislead(ctypes.c_double(by))
-
     def advance(self, ns: int) -> None:
         """Advance the clock of the device."""
         self._library.strict_advance(ctypes.c_uint64(ns))
@@ -134,52 +118,11 @@ def test_a_session_opens_reads_and_closes_without_a_fault(strict: Strict) -> Non
 
 
 @each_release()
-@pytest.mark.parametrize("has_perf", [True, False])
-def test_windows_are_evaluated_directly_and_the_last_of_each_image_by_cupti_too(
-    strict: Strict, has_perf: bool
-) -> None:
-    strict.perf = strict._library if has_perf else None
-    lines: list[str] = []
-    with source_of(strict, lines) as source:
-        source.open(time.monotonic_ns())
-        for _ in range(3):
-            strict.advance(100 * INTERVAL_NS)
-            (one,) = source.read(time.monotonic_ns())
-            assert one.values["dram_write_bytes"] == len(one.starts_ns) // 8 * 1e6
-            assert one.values["dram_clock_mhz"] == pytest.approx(1500)
-    num_seen = 3 * 100 - 1
-    assert [line for line in lines if "libnvperf_host is not loaded" in line] == lines
-    assert len(lines) == (not has_perf)
-    assert strict.num_directly == (num_seen if has_perf else 0)
-    assert strict.num_evaluated == (3 if has_perf else num_seen)
-    assert strict.num_open == 0
-
-
-@each_release()
-def test_cupti_evaluates_all_windows_once_libnvperf_host_has_differed(strict: Strict) -> None:
-    strict.perf = strict._library
-    lines: list[str] = []
-    with source_of(strict, lines) as source:
-        source.open(time.monotonic_ns())
-        for by, num_evaluated in ((0.0, 1), (1e-3, 1 + 100), (0.0, 1 + 200)):
-            strict.mislead(by)
-            strict.advance(100 * INTERVAL_NS)
-            (one,) = source.read(time.monotonic_ns())
-            assert one.values["dram_read_bytes"] == len(one.starts_ns) // 8 * 1e6
-            assert strict.num_evaluated == num_evaluated
-    assert strict.num_directly == 99 + 100
-    (line,) = lines
-    assert line.endswith("its values differ from CUPTI's.")
-    assert strict.num_open == 0
-
-
-@each_release()
 def test_the_kit_times_every_call_of_a_session(
     strict: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend("benchmarks/gpu")
     stages = importlib.import_module("stages")
-    strict.perf = strict._library
     spent = stages.Spent()
     library = stages.timed_cupti(strict, spent)
     source = stages.pm_source(library, interval_ns=INTERVAL_NS)
@@ -192,16 +135,13 @@ def test_the_kit_times_every_call_of_a_session(
 
     source.read = read_on
     row = stages.read_for(source, 0.1, spent)
-    assert row["is_direct"]
     assert row["num_windows"] == 100 * row["num_reads"]
     calls = {name: one["num"] / row["num_reads"] for name, one in row["calls"].items()}
     assert calls == {
         "cuptiPmSamplingDecodeData": 1,
         "cuptiPmSamplingGetCounterDataInfo": 1,
         "cuptiPmSamplingCounterDataGetSampleInfo": 100,
-        "cuptiProfilerHostEvaluateToGpuValues": 1,
-        "NVPW_MetricsEvaluator_SetDeviceAttributes": 1,
-        "NVPW_MetricsEvaluator_EvaluateToGpuValues": 100,
+        "cuptiProfilerHostEvaluateToGpuValues": 100,
     }
     shares = sum(one["cpu_share"] for one in row["calls"].values())
     assert row["cpu_share"] == pytest.approx(
@@ -212,7 +152,6 @@ def test_the_kit_times_every_call_of_a_session(
 @each_release()
 def test_windows_of_a_long_stall_are_lost_counted_and_reported(strict: Strict) -> None:
     lines: list[str] = []
-    strict.perf = strict._library
     with source_of(strict, lines) as source:
         source.open(time.monotonic_ns())
         strict.advance(10 * INTERVAL_NS)

@@ -18,7 +18,6 @@ from ctypes import (
     c_int,
     c_size_t,
     c_uint8,
-    c_uint16,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -53,7 +52,6 @@ ERROR_UNKNOWN = 999
 _HEAD: list[Any] = [("structSize", c_size_t), ("pPriv", c_void_p)]
 _OBJECT: list[Any] = [("pPmSamplingObject", c_void_p)]
 _IMAGE: list[Any] = [("pCounterDataImage", c_void_p), ("counterDataImageSize", c_size_t)]
-_EVALUATOR: list[Any] = [("pMetricsEvaluator", c_void_p)]
 _METRICS: list[Any] = [("ppMetricNames", POINTER(c_char_p)), ("numMetrics", c_size_t)]
 
 
@@ -271,97 +269,6 @@ class SampleInfo(Params):
         ("sampleIndex", c_size_t),
         ("startTimestamp", c_uint64),
         ("endTimestamp", c_uint64),
-    ]
-
-
-class MetricRequest(Params):
-    """A metric as an evaluator of libnvperf_host takes it."""
-
-    C_NAME = "NVPW_MetricEvalRequest"
-    _fields_ = [
-        ("metricIndex", c_size_t),
-        ("metricType", c_uint8),
-        ("rollupOp", c_uint8),
-        ("submetric", c_uint16),
-    ]
-
-
-class PerfInitialize(Params):
-    """NVPW_InitializeHost."""
-
-    C_NAME = "NVPW_InitializeHost_Params"
-    _fields_ = _HEAD
-
-
-class PerfScratchSize(Params):
-    """NVPW_CUDA_MetricsEvaluator_CalculateScratchBufferSize."""
-
-    C_NAME = "NVPW_CUDA_MetricsEvaluator_CalculateScratchBufferSize_Params"
-    _fields_ = [
-        *_HEAD,
-        ("pChipName", c_char_p),
-        ("pCounterAvailabilityImage", c_void_p),
-        ("scratchBufferSize", c_size_t),
-    ]
-
-
-class PerfEvaluator(Params):
-    """NVPW_CUDA_MetricsEvaluator_Initialize."""
-
-    C_NAME = "NVPW_CUDA_MetricsEvaluator_Initialize_Params"
-    _fields_ = [
-        *_HEAD,
-        ("pScratchBuffer", c_void_p),
-        ("scratchBufferSize", c_size_t),
-        ("pChipName", c_char_p),
-        ("pCounterAvailabilityImage", c_void_p),
-        *_IMAGE,
-        *_EVALUATOR,
-    ]
-
-
-class PerfDestroy(Params):
-    """NVPW_MetricsEvaluator_Destroy."""
-
-    C_NAME = "NVPW_MetricsEvaluator_Destroy_Params"
-    _fields_ = [*_HEAD, *_EVALUATOR]
-
-
-class PerfConvert(Params):
-    """NVPW_MetricsEvaluator_ConvertMetricNameToMetricEvalRequest."""
-
-    C_NAME = "NVPW_MetricsEvaluator_ConvertMetricNameToMetricEvalRequest_Params"
-    _fields_ = [
-        *_HEAD,
-        *_EVALUATOR,
-        ("pMetricName", c_char_p),
-        ("pMetricEvalRequest", c_void_p),
-        ("metricEvalRequestStructSize", c_size_t),
-    ]
-
-
-class PerfAttributes(Params):
-    """NVPW_MetricsEvaluator_SetDeviceAttributes."""
-
-    C_NAME = "NVPW_MetricsEvaluator_SetDeviceAttributes_Params"
-    _fields_ = [*_HEAD, *_EVALUATOR, *_IMAGE]
-
-
-class PerfEvaluate(Params):
-    """NVPW_MetricsEvaluator_EvaluateToGpuValues."""
-
-    C_NAME = "NVPW_MetricsEvaluator_EvaluateToGpuValues_Params"
-    _fields_ = [
-        *_HEAD,
-        *_EVALUATOR,
-        ("pMetricEvalRequests", c_void_p),
-        ("numMetricEvalRequests", c_size_t),
-        ("metricEvalRequestStructSize", c_size_t),
-        ("metricEvalRequestStrideSize", c_size_t),
-        *_IMAGE,
-        ("rangeIndex", c_size_t),
-        ("isolated", c_uint8),
-        ("pMetricValues", c_void_p),
     ]
 
 

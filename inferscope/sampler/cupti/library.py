@@ -76,7 +76,6 @@ class Cupti:
 
     Attributes:
         path: path as given to the constructor.
-        perf: libnvperf_host, by which CUPTI evaluates metrics; None if it is not beside CUPTI.
     """
 
     def __init__(self, path: str) -> None:
@@ -96,14 +95,11 @@ class Cupti:
                 "that this user cannot read."
             ) from None
         self.path = path
-        self.perf: ctypes.CDLL | None = None
         for name in (_TARGET_LIBRARY, _HOST_LIBRARY):
             # CUPTI opens these by bare name on first use. The linker does not search
             # site-packages, or finds the libraries of another CUDA release.
             with suppress(OSError):
-                loaded = ctypes.CDLL(os.path.join(os.path.dirname(path), name))
-                if name == _HOST_LIBRARY:
-                    self.perf = loaded
+                ctypes.CDLL(os.path.join(os.path.dirname(path), name))
         if not hasattr(self._library, "cuptiPmSamplingEnable"):
             raise Unavailable(too_old(path, "before 12.6"))
         self.HostInitialize = layout.host_initialize(

@@ -84,7 +84,6 @@ class CuptiPmSource:
         self._sessions: list[Session] = []
         self._has_overflowed = False
         self._has_lost_times = False
-        self._has_refused = False
 
     def open(self, now_ns: int) -> list[CounterSample]:
         """Start a session on each device that no other program profiles.
@@ -139,7 +138,6 @@ class CuptiPmSource:
                 decoded = session.decode()
             except CuptiError as error:
                 raise Unavailable(_session_failed(session.uuid, error)) from None
-            self._report_refusal(session)
             self._report_losses(decoded)
             if decoded.num_unstamped and not decoded.windows.rows:
                 raise Unavailable(
@@ -167,15 +165,6 @@ class CuptiPmSource:
                 f"{self.name}: {decoded.num_unstamped} windows lack timestamps and count as lost: "
                 "the sampler did not decode for more than 2 s. Give it more CPU time, or use a "
                 f"longer --pm-interval than {interval_us}us."
-            )
-
-    def _report_refusal(self, session: Session) -> None:
-        """Print once why windows are evaluated the slow way; their values are the same."""
-        if session.refusal and not self._has_refused:
-            self._has_refused = True
-            self._log_line(
-                f"{self.name}: CUPTI evaluates all windows itself, which takes more CPU time: "
-                f"{session.refusal}."
             )
 
     def close(self) -> None:

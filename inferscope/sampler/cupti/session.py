@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from inferscope.records import AMOUNTS, CounterSample
 from inferscope.sampler.cupti import layout
-from inferscope.sampler.cupti.evaluation import Evaluator
 from inferscope.sampler.cupti.image import CounterDataImage
 from inferscope.sampler.cupti.library import Cupti, CuptiError
 from inferscope.sampler.source import Unavailable
@@ -104,7 +103,6 @@ class Session:
         self._interval_ns = interval_ns
         self._sampler: int | None = None
         self._host: int | None = None
-        self._evaluator: Evaluator | None = None
         self._is_first = True
         self._last_end_ns: int | None = None
         self._offset_ns: int | None = None
@@ -130,11 +128,6 @@ class Session:
         if lacking:
             properties["missing"] = " ".join(lacking)
         return properties
-
-    @property
-    def refusal(self) -> str:
-        """Why CUPTI evaluates all windows itself; empty while libnvperf_host does."""
-        return "" if self._evaluator is None else self._evaluator.refusal
 
     def decode(self) -> Decoded:
         """Return the windows completed since the last decode, and the losses.
@@ -200,7 +193,6 @@ class Session:
         """Stop and disable sampling; safe to call twice and after a failed start."""
         sampler, self._sampler = self._sampler, None
         host, self._host = self._host, None
-        evaluator, self._evaluator = self._evaluator, None
         if sampler is not None:
             for function, params in (
                 ("cuptiPmSamplingStop", layout.Stop(pPmSamplingObject=sampler)),
@@ -208,8 +200,6 @@ class Session:
             ):
                 with suppress(CuptiError):
                     self._cupti.call(function, params)
-        if evaluator is not None:
-            evaluator.close()
         if host is not None:
             with suppress(CuptiError):
                 close_host(self._cupti, host)
@@ -243,9 +233,16 @@ class Session:
             cupti.call("cuptiPmSamplingCounterDataImageInitialize", params)
 
         self._image = image = CounterDataImage(num_bytes, initialize)
-        self._evaluator = Evaluator(
-            cupti, self._host, self._chip, names, image_at=image.at, image_size=image.size
+        self._values = (ctypes.c_double * len(names))()
+        self._window = layout.HostEvaluate(
+            pHostObject=self._host,
+            pCounterDataImage=image.at,
+            counterDataImageSize=image.size,
+            ppMetricNames=names,
+            numMetrics=len(names),
+            pMetricValues=self._values,
         )
+        self._evaluate = cupti.repeated("cuptiProfilerHostEvaluateToGpuValues", self._window)
         self._place = layout.SampleInfo(
             pPmSamplingObject=self._sampler,
             pCounterDataImage=image.at,
@@ -290,9 +287,7 @@ class Session:
             pCounterDataImage=self._image.at, counterDataImageSize=self._image.size
         )
         self._cupti.call("cuptiPmSamplingGetCounterDataInfo", filled)
-        evaluator = self._evaluator
-        assert evaluator is not None, "decode() after close()"
-        stamped, at, locate = list[int](), self._place, self._locate
+        at, locate, window, evaluate = self._place, self._locate, self._window, self._evaluate
         num_unstamped = 0
         for place in range(filled.numCompletedSamples):
             if self._is_first:
@@ -304,10 +299,11 @@ class Session:
             if end_ns <= start_ns:
                 num_unstamped += not start_ns
                 continue
-            stamped.append(place)
             windows.starts_ns.append(start_ns)
             windows.ends_ns.append(end_ns)
-        windows.rows.extend(evaluator.rows(stamped))
+            window.rangeIndex = place
+            evaluate()
+            windows.rows.append(self._values[:])
         return num_unstamped
 
     def _dropped(self, starts_ns: list[int], ends_ns: list[int], offset_ns: int) -> int:
