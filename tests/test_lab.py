@@ -52,8 +52,20 @@ def test_the_page_of_a_comparison_is_that_of_its_document(path: Path) -> None:
     page = path.with_suffix(".txt").read_text(encoding="utf-8")
     assert page.endswith(comparison_page(document, width=110, ascii=False))
     a = "" if document.a == "the defaults" else document.a
-    assert page.startswith(f'$ inferscope demo --compare "{a}" "{document.b}"\n')
+    command = f'inferscope demo --compare "{a}" "{document.b}"'
+    if path.stem == "disaggregation":  # of two servers
+        command = f"python samples/lab/compare.py {path.stem}"
+    assert page.startswith(f"$ {command}\n")
     assert document.comparison.headlines
+
+
+def test_two_engines_have_the_prefill_and_the_cache_hits_of_both() -> None:
+    path = LAB / "comparisons" / "disaggregation.json"
+    document = msgspec.json.decode(path.read_bytes(), type=ComparisonDocument)
+    rows = {row.name: row for row in document.comparison.rows}
+    assert rows["cached_prompt"].a == pytest.approx(rows["cached_prompt"].b, abs=0.01)
+    assert 0.5 < rows["prefill"].b / rows["prefill"].a < 2
+    assert rows["kv_transfer"].a == 0 < rows["kv_transfer"].b
 
 
 @pytest.mark.parametrize(("prompt", "budget"), [(40, 64), (40, 16), (64, 64)])

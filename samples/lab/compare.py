@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 from measure import machine
+from served import served_comparison
 
+from inferscope.json_document import json_line
 from inferscope.text import ComparisonDocument, comparison_page
 
 COMPARISONS = {
@@ -30,32 +32,44 @@ COMPARISONS = {
     "pipeline_parallel": ("", "--pipeline-parallel 2"),
 }
 """Two option sets by name: a new switch of the engine is one more line."""
+SERVED = {"disaggregation": ("", "--disaggregate")}
+"""Likewise, of `serve`: these start two engines, which `demo` does not."""
 FOLDER = Path(__file__).parent / "comparisons"
 _WIDTH = 110
 
 
 def compare(name: str) -> None:
     """Run a comparison and write its document and its page."""
-    a, b = COMPARISONS[name]
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    with tempfile.TemporaryDirectory() as folder:
-        words = ("demo", "--compare", a, b, "--json", "--out", folder)
-        done = subprocess.run(
-            [sys.executable, "-m", "inferscope", *words], stdout=subprocess.PIPE, check=True
-        )
-    document = msgspec.json.decode(done.stdout, type=ComparisonDocument)
+    if name in SERVED:
+        document = served_comparison(*SERVED[name])
+        command = f"python samples/lab/compare.py {name}"
+    else:
+        a, b = COMPARISONS[name]
+        document = _demo_comparison(a, b)
+        command = f'inferscope demo --compare "{a}" "{b}"'
     here = machine()
     head = (
-        f'$ inferscope demo --compare "{a}" "{b}"\n'
+        f"$ {command}\n"
         f"{here['cpu']}, {here['num_cpus']} CPUs, one thread; load average before: {load}\n\n"
     )
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.json").write_bytes(done.stdout)
+    (FOLDER / f"{name}.json").write_text(json_line(document), encoding="utf-8")
     page = comparison_page(document, width=_WIDTH, ascii=False)
     (FOLDER / f"{name}.txt").write_text(head + page, encoding="utf-8")
     print(page)
 
 
+def _demo_comparison(a: str, b: str) -> ComparisonDocument:
+    """Return the comparison of two option sets of the demo's engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ("demo", "--compare", a, b, "--json", "--out", folder)
+        done = subprocess.run(
+            [sys.executable, "-m", "inferscope", *words], stdout=subprocess.PIPE, check=True
+        )
+    return msgspec.json.decode(done.stdout, type=ComparisonDocument)
+
+
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or COMPARISONS:
+    for chosen in sys.argv[1:] or (*COMPARISONS, *SERVED):
         compare(chosen)
