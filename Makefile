@@ -59,8 +59,8 @@ check: $(READY)
 
 # The suite's line coverage, of this process and not of those that tests start.
 coverage: $(READY)
-	$(BIN)/python -m pip install --quiet "pytest-cov>=6,<8"
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pip install --quiet -c constraints.txt pytest-cov
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "$(MARKS)" \
 		--cov=inferscope --cov-report=term --cov-report=html:out/coverage $(ARGS)
 
 # INFERSCOPE_PEERS names a folder of environments of other engines and clients, .engines without it;
