@@ -165,7 +165,7 @@ def _head(inner: int, is_wide: bool) -> Line:
     text = f"{'  ENGINE':<{names}}"
     if is_wide:
         text += f"{'MODEL':<{models}}{'PHASES':<{_PHASES}}"
-    text += f"{'RUN':>4}{'WAIT':>7}{'TTFT p95':>11}{'TBT p99':>10}{'KV':>8}{'TOK/S':>9}{'BURN':>8}"
+    text += f"{'RUN':>4}{'WAIT':>7}{'TTFT p95 ms':>12}{'TBT p99 ms':>11}{'KV':>7}{'TOK/S':>9}{'BURN':>7}"
     if is_wide:
         text += f"{'SKEW':>8}  {'BOUND BY':<8}"
     return ((text, "dim"),)
@@ -205,11 +205,11 @@ def _row(
     spans += [
         cell(str(view.num_running), 4),
         cell(str(view.num_waiting), 7, "WAIT"),
-        cell(milliseconds(view.ttft.p95_ns, width=7), 11, "TTFT p95"),
-        cell(milliseconds(view.tbt.p99_ns, width=7), 10, "TBT p99"),
-        cell(share(used), 8, alarms=(used or 0.0) > 0.95),
+        cell(milliseconds(view.ttft.p95_ns, width=7), 12, "TTFT p95"),
+        cell(milliseconds(view.tbt.p99_ns, width=7), 11, "TBT p99"),
+        cell(share(used), 7, alarms=(used or 0.0) > 0.95),
         cell(per_second(view.decode_tok_s), 9, "TOK/S"),
-        cell(UNKNOWN if burn is None else f"{burn:.1f}x", 8, alarms=(burn or 0.0) > 1.0),
+        cell(UNKNOWN if burn is None else f"{burn:.1f}x", 7, alarms=(burn or 0.0) > 1.0),
     ]
     if is_wide:
         bound = view.binding if view.num_waiting else ""

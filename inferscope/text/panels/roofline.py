@@ -336,12 +336,10 @@ def provenance(view: EngineView, roof: Roof) -> str:
     if not roof.ceilings:
         return f"{_NO_PEAK} ({plain(view.device) or 'unknown device'})."
     clock = "device events" if view.clock == "device" else "host clock"
-    names = {"measured": "calibrated", "spec": "the maker's"}
-    peaks = " and ".join(names[each.name] for each in roof.ceilings)
-    return (
-        f"FLOP, bytes: by the model's shape, without cache hits. Time: {clock}, warm steps. "
-        f"Peaks: {peaks}."
-    )
+    names = {"measured": "calibrated", "spec": "maker's"}
+    peaks = ", ".join(names[each.name] for each in roof.ceilings)
+    # One line of 80 columns.
+    return f"FLOP, bytes: modelled. Time: {clock}, warm. Peaks: {peaks}."
 
 
 # --- formatting ---------------------------------------------------------------------------------
