@@ -58,6 +58,7 @@ check: $(READY)
 	$(BIN)/python -m tests.word_check $(BASE)
 
 # The suite's line coverage, of this process and not of those that tests start.
+coverage: export COVERAGE_FILE := out/.coverage
 coverage: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt pytest-cov
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "$(MARKS)" \

@@ -22,13 +22,14 @@ class Interrupts:
 
     def stop(self, call: Callable[[], object]) -> bool:
         """Make a call, and return whether it was interrupted: not once no line is left."""
+        before = sys.gettrace()  # that of a coverage run
         sys.settrace(self._calls)
         try:
             call()
         except KeyboardInterrupt:
             return True
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         return False
 
     def _calls(self, frame: FrameType, *_: Any) -> Any:
