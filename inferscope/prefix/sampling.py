@@ -16,7 +16,9 @@ import re
 import msgspec
 
 MOST_SAMPLED = 54
-"""Most digests of one prompt; beyond it the rate halves for good."""
+"""Most digests of one prompt; beyond it the rate falls for good, to one at which they fit."""
+_LEAST_FALL = 8
+"""The rate falls by an eighth or more, so a reader rarely has to drop blocks."""
 _AIM = 8192
 """Sampled blocks among those of a cache eight times as large."""
 _LARGER = 8
@@ -62,12 +64,12 @@ class BlockSampler:
             return Sample(0, self.rate, b"")
         width = len(raw_keys) // num_blocks
         picked = self._pick(raw_keys, width)
-        while len(picked) > self._most:
-            self._limit = max(1, self._limit // 2)
+        if len(picked) > self._most:
+            fitting = sorted(rank for _, rank in picked)[self._most]
+            self._limit = max(1, min(fitting, self._limit - self._limit // _LEAST_FALL))
             self._make_table()
-            picked = self._pick(raw_keys, width)
-            if self._limit == 1:
-                picked = picked[: self._most]
+            # The lowest rank is never left out: many blocks may have it.
+            picked = self._pick(raw_keys, width)[: self._most]
         digests = []
         for number, rank in picked:
             state = self._secret.copy()

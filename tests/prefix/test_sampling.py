@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -56,6 +57,17 @@ def test_a_long_prompt_lowers_the_rate_for_good_and_keeps_a_subset() -> None:
     assert sampler.sample(b"", 0).digests == b""
     worst = BlockSampler(1, most=3).sample(bytes(KEY_BYTES) * 500, 500)
     assert len(worst.digests) <= 3 * 8
+
+
+def test_the_rate_falls_to_one_at_which_the_prompt_fits_and_by_an_eighth_or_more() -> None:
+    sampler = BlockSampler(1)
+    fitting = sampler.sample(keys(2048), 2048)
+    assert MOST_SAMPLED - 4 < len(digests(fitting.digests)) <= MOST_SAMPLED  # ranks may be equal
+    rates = [fitting.rate]
+    rates += [sampler.sample(keys(2048), 2048).rate for _ in range(200)]
+    falls = [(old, new) for old, new in pairwise(rates) if new != old]
+    assert falls
+    assert all(new <= old * 7 / 8 + 2**-16 for old, new in falls)
 
 
 def test_two_processes_share_no_digest() -> None:
