@@ -1,11 +1,18 @@
-"""Modelled hit ratio by size of the KV cache against the reference engine's real block pool.
+"""Modelled hit ratio by size of the KV cache against an engine's own cache, which evicts.
 
-    conversations ─► BlockPool of 900 blocks ─► samples of the probe ─► curve
-                 └─► BlockPools of eight sizes, from the peak in flight to 8 × 900 ─► truth
+    python benchmarks/cache_curve.py [--engine reference|vllm] [--draws N] [--out FILE]
+
+    conversations ─► cache of 900 blocks ─► samples of the probe ─► curve
+                 └─► caches of eight sizes, from the peak in flight to 8 × 900 ─► truth
+
+    reference   the reference engine's block pool
+    vllm        vLLM's KVCacheManager, which hashes the prompts too. Run it with the Python of an
+                environment that has vLLM, PYTHONPATH on this checkout
 
 Conversations share system prompts, grow turn by turn, and are revisited in no order. Two requests
 are in flight. The samples are those that the engine's probe records: keyed digests, at most as many
-per prompt as fit a record. Prints the error at each size.
+per prompt as fit a record. Which blocks are sampled depends on a key that is drawn at each start;
+the curve is made with several keys, and the largest error of all counts.
 """
 
 from __future__ import annotations
@@ -16,11 +23,12 @@ import platform
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from inferscope.engine.kv import BlockPool
-from inferscope.fold.miss_ratio import LONGEST, MissRatio, curve
+from inferscope.fold.miss_ratio import LONGEST, Curve, MissRatio, curve
 from inferscope.prefix import BlockSampler, block_keys, packed
 
 POOL, BLOCK_TOKENS = 900, 16
@@ -28,7 +36,81 @@ IN_FLIGHT = 2
 SIZES = 8
 HELD_OUT_SEEDS = (11, 12, 13)
 _TOKENS = 4000
-Admitted = Callable[[list[int], int], None]
+
+
+class Found(NamedTuple):
+    """What a prompt found in a cache."""
+
+    hit: int
+    """Tokens."""
+    raw_keys: bytes
+    """Keys of its whole blocks one after another."""
+
+
+class Cache(Protocol):
+    """A KV cache that shares blocks and evicts."""
+
+    @property
+    def num_used(self) -> int:
+        """Number of blocks that requests hold."""
+
+    @property
+    def num_held(self) -> int:
+        """Number of requests that hold blocks."""
+
+    def take(self, prompt: list[int]) -> Found | None:
+        """Serve a prompt; return what it found, None if there is no room."""
+
+    def release(self) -> None:
+        """End the oldest request."""
+
+
+class ReferenceCache:
+    """The reference engine's block pool."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._pool = BlockPool(num_blocks, block_tokens=BLOCK_TOKENS)
+        self._held: deque[list[int]] = deque()
+
+    @property
+    def num_used(self) -> int:
+        """Number of blocks that requests hold."""
+        return self._pool.num_used
+
+    @property
+    def num_held(self) -> int:
+        """Number of requests that hold blocks."""
+        return len(self._held)
+
+    def take(self, prompt: list[int]) -> Found | None:
+        """Serve a prompt; return what it found, None if there is no room."""
+        pool = self._pool
+        match = pool.match(prompt, max_blocks=(len(prompt) - 1) // BLOCK_TOKENS)
+        num_new = pool.blocks_for(len(prompt)) - len(match.blocks)
+        if num_new > pool.num_available - match.num_cached:
+            return None
+        pool.acquire(match.blocks)
+        blocks = match.blocks + pool.allocate(num_new)
+        chain = match.chain
+        for at in range(len(match.blocks), len(prompt) // BLOCK_TOKENS):
+            tokens = tuple(prompt[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
+            chain = pool.publish(blocks[at], chain=chain, tokens=tokens)
+        self._held.append(blocks)
+        keys = block_keys(array("I", prompt).tobytes(), BLOCK_TOKENS * 4)
+        return Found(len(match.blocks) * BLOCK_TOKENS, packed(keys))
+
+    def release(self) -> None:
+        """End the oldest request."""
+        self._pool.release(self._held.popleft())
+
+
+def cache_of(engine: str, num_blocks: int) -> Cache:
+    """Return an empty cache of an engine."""
+    if engine == "reference":
+        return ReferenceCache(num_blocks)
+    from cache_curve_vllm import VllmCache
+
+    return VllmCache(num_blocks, block_tokens=BLOCK_TOKENS)
 
 
 def conversations(seed: int, num: int) -> list[list[int]]:
@@ -55,76 +137,70 @@ def conversations(seed: int, num: int) -> list[list[int]]:
     return prompts
 
 
-def serve(
-    prompts: list[list[int]], num_blocks: int, admitted: Admitted = lambda prompt, hit: None
-) -> tuple[float, int]:
-    """Return the share of prompt tokens from the cache, and the peak of blocks held."""
-    pool = BlockPool(num_blocks, block_tokens=BLOCK_TOKENS)
-    held: deque[list[int]] = deque()
-    hit = peak = 0
+def serve(prompts: list[list[int]], cache: Cache) -> tuple[list[Found], int]:
+    """Return what each prompt found in the cache, and the peak of blocks held."""
+    every, peak = [], 0
     for prompt in prompts:
-        whole_blocks = (len(prompt) - 1) // BLOCK_TOKENS
-        match = pool.match(prompt, max_blocks=whole_blocks)
-        needed = pool.blocks_for(len(prompt))
-        while needed - len(match.blocks) > pool.num_available - match.num_cached:
-            pool.release(held.popleft())
-            match = pool.match(prompt, max_blocks=whole_blocks)
-        admitted(prompt, len(match.blocks) * BLOCK_TOKENS)
-        pool.acquire(match.blocks)
-        blocks = match.blocks + pool.allocate(needed - len(match.blocks))
-        chain = match.chain
-        for at in range(len(match.blocks), len(prompt) // BLOCK_TOKENS):
-            tokens = tuple(prompt[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
-            chain = pool.publish(blocks[at], chain=chain, tokens=tokens)
-        hit += len(match.blocks) * BLOCK_TOKENS
-        peak = max(peak, pool.num_used)
-        held.append(blocks)
-        while len(held) > IN_FLIGHT:
-            pool.release(held.popleft())
-    return hit / sum(map(len, prompts)), peak
+        while (found := cache.take(prompt)) is None:
+            cache.release()
+        every.append(found)
+        peak = max(peak, cache.num_used)
+        while cache.num_held > IN_FLIGHT:
+            cache.release()
+    return every, peak
 
 
-def measured(seed: int, num: int) -> dict[str, object]:
-    """Return modelled and real hit ratios of one workload."""
-    prompts = conversations(seed, num)
+def modelled(
+    prompts: list[list[int]], every: list[Found], *, peak: int, sizes: Sequence[float]
+) -> Curve:
+    """Return the curve from a sample with a key of its own."""
     sampler, ratio = BlockSampler(POOL), MissRatio(POOL)
-
-    def sample(prompt: list[int], hit: int) -> None:
-        keys = block_keys(array("I", prompt).tobytes(), BLOCK_TOKENS * 4)
-        keys = keys[: (len(prompt) - 1) // BLOCK_TOKENS]
-        found = sampler.sample(packed(keys), len(keys))
+    for prompt, found in zip(prompts, every, strict=True):
+        # As `CacheWatch` does: the blocks before the last token.
+        width = len(found.raw_keys) // (len(prompt) // BLOCK_TOKENS)
+        num_blocks = (len(prompt) - 1) // BLOCK_TOKENS
+        sample = sampler.sample(found.raw_keys[: num_blocks * width], num_blocks)
         ratio.prompt(
             len(prompt),
-            array("Q", found.digests).tolist(),
-            num_blocks=found.num_blocks,
+            array("Q", sample.digests).tolist(),
+            num_blocks=sample.num_blocks,
             block_tokens=BLOCK_TOKENS,
-            rate=found.rate,
+            rate=sample.rate,
             tenant="",
-            hit_tokens=hit,
+            hit_tokens=found.hit,
         )
+    found_curve = curve([ratio], peak_blocks=peak, sizes=sizes)
+    assert found_curve is not None
+    return found_curve
 
-    _, peak = serve(prompts, POOL, sample)
+
+def measured(engine: str, seed: int, *, num: int, num_draws: int) -> dict[str, object]:
+    """Return modelled and real hit ratios of one workload."""
+    prompts = conversations(seed, num)
+    num_tokens = sum(map(len, prompts))
+    every, peak = serve(prompts, cache_of(engine, POOL))
     first = peak / POOL
     sizes = [first * (LONGEST / first) ** (at / (SIZES - 1)) for at in range(SIZES)]
-    modelled = curve([ratio], peak_blocks=peak, sizes=sizes)
-    assert modelled is not None
+    draws = [modelled(prompts, every, peak=peak, sizes=sizes) for _ in range(num_draws)]
     points = []
-    for point in modelled.points:
-        actual, _ = serve(prompts, point.blocks)
-        assert point.hit_share is not None
+    for at, point in enumerate(draws[0].points):
+        truth, _ = serve(prompts, cache_of(engine, point.blocks))
+        actual = sum(found.hit for found in truth) / num_tokens
+        shares = [draw.points[at].hit_share for draw in draws]
+        errors = [share - actual for share in shares if share is not None]
+        assert len(errors) == num_draws
         points.append(
             {
                 "blocks": point.blocks,
                 "actual": round(actual, 4),
-                "modelled": round(point.hit_share, 4),
-                "error": round(point.hit_share - actual, 4),
+                "errors": [round(error, 4) for error in errors],
             }
         )
     return {
         "seed": seed,
-        "sampled_share": modelled.sampled_share,
+        "sampled_shares": [draw.sampled_share for draw in draws],
         "peak_blocks": peak,
-        "largest_error": max(abs(float(point["error"])) for point in points),
+        "largest_error": max(abs(error) for point in points for error in point["errors"]),
         "points": points,
     }
 
@@ -132,15 +208,21 @@ def measured(seed: int, num: int) -> dict[str, object]:
 def main() -> None:
     """Run the benchmark."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--engine", choices=("reference", "vllm"), default="reference")
     arguments.add_argument("--requests", type=int, default=1400)
+    arguments.add_argument("--draws", type=int, default=10, help="keys of the sample per workload")
     arguments.add_argument("--seeds", type=int, nargs="+", default=HELD_OUT_SEEDS)
     arguments.add_argument("--out", type=Path)
     options = arguments.parse_args()
     result = {
+        "engine": options.engine,
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "requests": options.requests,
-        "runs": [measured(seed, options.requests) for seed in options.seeds],
+        "runs": [
+            measured(options.engine, seed, num=options.requests, num_draws=options.draws)
+            for seed in options.seeds
+        ],
     }
     print(json.dumps(result, indent=1))
     if options.out:
