@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import iter_unpack
 
 
 def first_key(namespace: object = None) -> int:
@@ -30,11 +31,9 @@ def block_keys(raw: bytes, block_bytes: int, key: int | None = None) -> list[int
     """
     if key is None:
         key = first_key()
-    keys = []
-    for end in range(block_bytes, len(raw) + 1, block_bytes):
-        key = hash((key, raw[end - block_bytes : end]))  # `next_key`, without the call
-        keys.append(key)
-    return keys
+    whole = raw[: len(raw) // block_bytes * block_bytes]
+    # `next_key`, without the call.
+    return [key := hash((key, block)) for (block,) in iter_unpack(f"{block_bytes}s", whole)]
 
 
 def packed(keys: Sequence[int]) -> bytes:

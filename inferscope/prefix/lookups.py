@@ -9,6 +9,8 @@ Keys stand for a block and all blocks before it: the engine's own hashes, or tho
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
@@ -233,12 +235,17 @@ class BlockHistory:
         # The last block ends behind `top` if the engine reuses single tokens and computes one.
         stop = min(-(-top // width), len(keys)) if at < top else 0
         is_inferring = self._seen is not None
+        seen = Generations[Hashable, int](0) if self._seen is None else self._seen
+        in_seen_young, in_seen_old = seen.young.get, seen.old.get
+        of_batch, lost_ns = 0, 0
         first = at // width
         for number, key in enumerate(islice(keys, first, stop), first):
             batch = in_young(key) or in_old(key)
             if batch is not None:
-                if is_inferring and self._is_back(key, batch):
-                    batch = None
+                if batch != of_batch:
+                    of_batch, lost_ns = batch, self._lost_ns(batch)
+                if is_inferring and (in_seen_young(key) or in_seen_old(key) or -1) > lost_ns:
+                    batch = None  # it was put into the cache again
                 elif batch == current:
                     continue
             if current is not None:
@@ -260,11 +267,10 @@ class BlockHistory:
             at = end
         return at
 
-    def _is_back(self, key: Hashable, batch: int) -> bool:
-        """Return whether a lost block was put into the cache again since then."""
-        assert self._seen is not None
-        seen_ns, loss = self._seen.get(key), self._losses.get(batch)
-        return seen_ns is not None and loss is not None and seen_ns > loss.at_ns
+    def _lost_ns(self, batch: int) -> int:
+        """Return when the blocks of a batch were lost; if that is forgotten, the end of time."""
+        loss = self._losses.get(batch)
+        return sys.maxsize if loss is None else loss.at_ns
 
     def _lose(self, outcome: Outcome, batch: int, num_tokens: int) -> None:
         """Count tokens of a lost block, with the circumstances of the first one."""
@@ -285,20 +291,19 @@ class BlockHistory:
     def _infer(self, outcome: Outcome, at: int, top: int, keys: Sequence[Hashable]) -> None:
         """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
         assert self._seen is not None
-        width, number = self.block_tokens, at // self.block_tokens
-        since_ns = None
-        while number < len(keys):
-            seen_ns = self._seen.get(keys[number])
-            if seen_ns is None:
-                break
-            since_ns = seen_ns if since_ns is None else since_ns
-            number += 1
+        width, first = self.block_tokens, at // self.block_tokens
+        since_ns = self._seen.get(keys[first]) if first < len(keys) else None
         if since_ns is None:
             return
+        # `remember` notes a prefix with all of its own, so whatever is seen begins the prompt.
+        young, old = self._seen.young, self._seen.old
+        number = bisect_left(
+            keys, True, first + 1, key=lambda key: key not in young and key not in old
+        )
         end = min(number * width, top)
-        outcome.unmatched -= end - at
-        outcome.is_inferred = True
         if since_ns <= self.last_reset_ns:
+            outcome.unmatched -= end - at
+            outcome.is_inferred = True
             outcome.cleared += end - at
             if outcome.evicted_ns is None:
                 outcome.evicted_ns = self.last_reset_ns
@@ -310,6 +315,10 @@ class BlockHistory:
                     share = -(-num // len(evictors))
                     tokens_by_evictor.update(dict.fromkeys(evictors, share))
                     outcome.evicted_ns = at_ns
+            if not tokens_by_evictor:  # nothing has left the cache: not an eviction
+                return
+        outcome.unmatched -= end - at
+        outcome.is_inferred = True
         if not outcome.evicted:
             outcome.num_evictors = len(tokens_by_evictor)
             listed = tokens_by_evictor.most_common(MOST_EVICTORS)

@@ -275,8 +275,19 @@ def test_a_next_turn_that_was_evicted_includes_the_output(tmp_path: Path) -> Non
     first.full_untruncated_fill_ids = array("q", [*PROMPT, *range(40)])
     first.finished = lambda: True
     seen.call("checkpoint_into_tree", seen.tree, first, up_to=140)
+    seen.evict(140)
     seen.request([*PROMPT, *range(40), *[7] * 20])
     assert seen.classes()[1] == {"evicted": 128, "unmatched": 31, "rule": 1}
+
+
+def test_nothing_is_evicted_while_the_tree_evicts_nothing(tmp_path: Path) -> None:
+    """Whatever the reason why the tree does not have it: no room was made."""
+    seen = Seen(tmp_path)
+    seen.evict(70)
+    seen.call("checkpoint_into_tree", seen.tree, seen.request(PROMPT), up_to=100)
+    seen.request(PROMPT)
+    assert seen.classes()[1] == {"unmatched": 99, "rule": 1}
+    assert not seen.lookups()[1].is_inferred
 
 
 def test_a_reset_tree_is_cleared(tmp_path: Path) -> None:
