@@ -5,8 +5,11 @@
     evicted          one block leaves the cache
     core             an admission with the engine's own hashes, as in vLLM: the whole prompt hits,
                      is new, or was evicted; with its records
+    keys             keys of the prompt's blocks, for engines whose own cannot be read: SGLang, and
+                     the reference engine; they come on top of the core's admission
     front end        the comparison of a prompt with earlier ones: new, one token edited, equal
-    memory           growth of the process when all tables are full
+    memory           largest growth of the process, with prompts of the length that fills all
+                     tables, and evictions up to just before the older half is forgotten
 
 Times are processor time of this process: other load slows it, but does not count. The median and
 the minimum of several rounds are printed; a busy machine is seen in their distance.
@@ -29,10 +32,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inferscope.prefix import BlockHistory, PromptHistory
+from inferscope.prefix import BlockHistory, PromptHistory, block_keys, packed
+from inferscope.prefix.likeness import MOST_HELD_PROMPTS, MOST_HELD_TOKENS
+from inferscope.prefix.lookups import MOST_GHOSTS
 from inferscope.probe import CacheWatch, EngineInfo, Probe
 
 WIDTH = 16
+SGLANG_WIDTH = 32
+PROMPT_TOKENS = MOST_HELD_TOKENS // MOST_HELD_PROMPTS + 1
+"""Tokens of the shortest prompts that fill the tables of tokens and, almost, of prompts."""
 _ROUNDS = 40
 
 
@@ -98,6 +106,13 @@ def costs(num_tokens: int) -> dict[str, Any]:
     edits = iter(
         [[*base[: 7 * at + 5], 150_001 + at, *base[7 * at + 6 :]] for at in range(_ROUNDS)]
     )
+    in_radix = array("q", base)
+    found["keys_sglang_us"] = spent_us(
+        lambda: packed(block_keys(in_radix.tobytes(), SGLANG_WIDTH * 8))
+    )
+    found["keys_reference_us"] = spent_us(
+        lambda: packed(block_keys(array("I", base).tobytes(), WIDTH * 4))
+    )
     probe.compare_prompt(index, base)
     found["front_new_us"] = spent_us(lambda: probe.compare_prompt(index, next(fresh)))
     probe.compare_prompt(index, base)
@@ -112,15 +127,15 @@ def memory() -> dict[str, float]:
     key = random.Random(2)
     before = resident_mb()
     prompts = PromptHistory()
-    for at in range(2600):
-        cells = array("I", [key.randrange(150_000) for _ in range(2000)])
+    for at in range(5 * MOST_HELD_TOKENS // (4 * PROMPT_TOKENS)):
+        cells = array("I", [key.randrange(150_000) for _ in range(PROMPT_TOKENS)])
         prompts.compare(at, cells.tobytes())
     compared = resident_mb()
     blocks = BlockHistory(WIDTH)
-    for at in range(400_000):
-        if at % 10 == 0:
+    for at in range(MOST_GHOSTS // 2 * 3 - 1):
+        if at % 4 == 0:
             blocks.make_room_for(at)
-        blocks.evicted(key.randbytes(36))
+        blocks.evicted(key.randbytes(32))
     return {
         "prompts_mb": round(compared - before, 1),
         "blocks_mb": round(resident_mb() - compared, 1),
@@ -139,13 +154,14 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
+        full = memory()  # first: what is freed by the rest would be filled
         result = {
             "tokens": args.tokens,
             "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
             "python": platform.python_version(),
             "load": round(os.getloadavg()[0], 1),
             **costs(args.tokens),
-            "memory": memory(),
+            "memory": full,
         }
     print(json.dumps(result, indent=1))
     if args.out:

@@ -26,8 +26,8 @@ from inferscope.records import LORA, MULTIMODAL, SALT
 
 MOST_HELD_TOKENS = 4_000_000
 """Tokens of earlier prompts held for comparison: 16 MB."""
-MOST_HELD_PROMPTS = 32_768
-"""Earlier prompts held, each with 0.3 KB beside its tokens: 10 MB."""
+MOST_HELD_PROMPTS = 16_384
+"""Earlier prompts held, each with 0.3 KB beside its tokens: 5 MB."""
 MOST_ANCHORS = 131_072
 """Anchors of earlier prompts: 24 MB."""
 MOST_COMPARED = 131_072

@@ -21,10 +21,10 @@ import msgspec
 
 from inferscope.prefix.generations import Generations
 
-MOST_GHOSTS = 200_000
-"""Evicted blocks remembered: 30 MB with keys of 36 bytes."""
-MOST_SEEN = 100_000
-"""Keys of earlier prompts remembered where evictions cannot be seen: 10 MB."""
+MOST_GHOSTS = 131_072
+"""Evicted blocks remembered: 22 MB with keys of 32 bytes."""
+MOST_SEEN = 65_536
+"""Keys of earlier prompts remembered where evictions cannot be seen: 5 MB."""
 _MOST_BATCHES = 16_384
 _MOST_EVICTORS = 4096
 """Requests remembered of evictions of unknown blocks: a search of all of them takes 0.5 ms."""
