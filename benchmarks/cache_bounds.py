@@ -10,7 +10,9 @@ evictions and lookups go through `CacheWatch`. The records are written to rings 
              inserted headers, repeated prompts, prompts of other salts
     short    12 tokens each: many prompts in little memory
 
-Memory is the growth of this process since before the first request, the simulated pool included.
+Memory is the growth of this process's private memory since before the first request; pages of rings
+are shared. `own_mb` is without that of the traffic and the simulated pool, which is measured with
+the forensics switched off.
 Times are processor time of this process: median and tenth percentile of each simulated hour, the
 latter for busy machines. Flat means that the last hour costs what the second does: the tables are
 filled within the first.
@@ -36,6 +38,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from inferscope.prefix import VARIABLE, Mode
 from inferscope.probe import CacheWatch, EngineInfo, Probe
 from inferscope.records import CacheLookup, CacheSample, PromptLikeness
 from inferscope.ring import RingReader
@@ -47,6 +50,8 @@ _TOKEN_BYTES = 4
 _RECORDS = (CacheLookup, PromptLikeness, CacheSample)
 _NUM_PENDING = 8
 _READ_EVERY = 256
+_HOURS_WITHOUT = 3
+"""Simulated hours without forensics: the traffic's own memory is full within the first."""
 
 
 class SimulatedClock:
@@ -130,7 +135,7 @@ TRAFFIC: dict[str, Callable[[random.Random], Iterator[Asked]]] = {"mixed": mixed
 class Pool:
     """Blocks of a prefix cache by hash; the least recently used is evicted."""
 
-    def __init__(self, watch: CacheWatch) -> None:
+    def __init__(self, watch: CacheWatch | None) -> None:
         self._watch = watch
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
@@ -146,12 +151,15 @@ class Pool:
     def put(self, index: int, keys: list[bytes]) -> None:
         """Put a prompt's blocks into the cache, the last one as its oldest."""
         blocks, watch = self._blocks, self._watch
-        watch.make_room_for(index)
+        if watch is not None:
+            watch.make_room_for(index)
         for key in reversed(keys):
             blocks[key] = None
             blocks.move_to_end(key)
         while len(blocks) > POOL_BLOCKS:
-            watch.evicted(blocks.popitem(last=False)[0])
+            key, _ = blocks.popitem(last=False)
+            if watch is not None:
+                watch.evicted(key)
 
 
 def hashes(asked: Asked) -> list[bytes]:
@@ -198,10 +206,14 @@ def quantiles_us(times_ns: array[int]) -> dict[str, float]:
     return {"median": round(median / 1000, 1), "p10": round(tenth / 1000, 1)}
 
 
-def resident_bytes() -> int:
-    """Return this process's resident memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
+def private_bytes() -> int:
+    """Return this process's private memory."""
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon:")
+    )
+    return int(line.split()[1]) * 1024
 
 
 def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
@@ -212,7 +224,6 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
         EngineInfo(0, "front"), role="frontend", clock=clock, engine_id=f"bounds-{kind}"
     )
     watch = CacheWatch.open(core, block_tokens=WIDTH, num_blocks=POOL_BLOCKS)
-    assert watch is not None
     assert core.path is not None
     assert front.path is not None
     rings = [Counted(core.path), Counted(front.path)]
@@ -222,7 +233,7 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
     traffic = TRAFFIC[kind](random.Random(seed))
     num_each, gap_ns = int(3600 * rate), int(1e9 / rate)
     gc.collect()
-    before = peak = resident_bytes()
+    before = peak = private_bytes()
     by_hour: list[dict[str, Any]] = []
     num_tokens = 0
     for _ in range(hours):
@@ -238,14 +249,16 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
             front.compare_prompt(index, asked.tokens, salt=asked.salt or None)
             between_ns = time.process_time_ns()
             num_reusable = (len(asked.tokens) - 1) // WIDTH
-            watch.admitted(
-                core_index,
-                num_tokens=len(asked.tokens),
-                hit=pool.hit(keys[:num_reusable]) * WIDTH,
-                keys=keys,
-                raw_keys=b"".join(keys),
-                pending=pending,
-            )
+            hit = pool.hit(keys[:num_reusable]) * WIDTH
+            if watch is not None:
+                watch.admitted(
+                    core_index,
+                    num_tokens=len(asked.tokens),
+                    hit=hit,
+                    keys=keys,
+                    raw_keys=b"".join(keys),
+                    pending=pending,
+                )
             pool.put(core_index, keys)
             core_ns.append(time.process_time_ns() - between_ns)
             front_ns.append(between_ns - start_ns)
@@ -258,7 +271,7 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
             if number % _READ_EVERY == 0:
                 for ring in rings:
                     ring.read()
-                peak = max(peak, resident_bytes())
+                peak = max(peak, private_bytes())
         by_hour.append(
             {
                 "peak_mb": round((peak - before) / 1e6, 1),
@@ -268,7 +281,7 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
         )
     for ring in rings:
         ring.read()
-    assert watch.history is not None, "the forensics have ended"
+    assert watch is None or watch.history is not None, "the forensics have ended"
     num_requests = hours * num_each
     bytes_by_kind: Counter[str] = Counter()
     for ring in rings:
@@ -283,7 +296,7 @@ def day(kind: str, *, hours: int, rate: float, seed: int) -> dict[str, Any]:
             name: round(num / num_requests, 1) for name, num in sorted(bytes_by_kind.items())
         },
         "ring_bytes_per_request_all": round(bytes_by_kind.total() / num_requests, 1),
-        "ghosts": watch.history.num_ghosts,
+        "ghosts": 0 if watch is None or watch.history is None else watch.history.num_ghosts,
         "by_hour": by_hour,
     }
 
@@ -307,18 +320,21 @@ def main() -> int:
         "seed": args.seed,
     }
     for kind in kinds:
-        result[kind] = apart(kind, args)
+        found = apart(kind, args, hours=args.hours, mode="tokens")
+        without = apart(kind, args, hours=min(args.hours, _HOURS_WITHOUT), mode="off")
+        own_mb = round(found["peak_mb"] - without["peak_mb"], 1)
+        result[kind] = {"own_mb": own_mb, "without_mb": without["peak_mb"], **found}
     print(json.dumps(result, indent=1))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def apart(kind: str, args: argparse.Namespace) -> dict[str, Any]:
+def apart(kind: str, args: argparse.Namespace, *, hours: int, mode: Mode) -> dict[str, Any]:
     """Serve one kind of traffic in a process of its own, whose memory is that kind's."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(sending, kind, args.hours, args.rate, args.seed)
+        target=_serve, args=(sending, kind, mode, hours, args.rate, args.seed)
     )
     child.start()
     sending.close()
@@ -328,9 +344,10 @@ def apart(kind: str, args: argparse.Namespace) -> dict[str, Any]:
         child.join()
 
 
-def _serve(sending: Any, kind: str, hours: int, rate: float, seed: int) -> None:
+def _serve(sending: Any, kind: str, mode: Mode, hours: int, rate: float, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
+        os.environ[VARIABLE] = mode
         sending.send(day(kind, hours=hours, rate=rate, seed=seed))
 
 
