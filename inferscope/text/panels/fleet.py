@@ -165,7 +165,8 @@ def _head(inner: int, is_wide: bool) -> Line:
     text = f"{'  ENGINE':<{names}}"
     if is_wide:
         text += f"{'MODEL':<{models}}{'PHASES':<{_PHASES}}"
-    text += f"{'RUN':>4}{'WAIT':>7}{'TTFT p95 ms':>12}{'TBT p99 ms':>11}{'KV':>7}{'TOK/S':>9}{'BURN':>7}"
+    text += f"{'RUN':>4}{'WAIT':>7}{'TTFT p95 ms':>12}{'TBT p99 ms':>11}"
+    text += f"{'KV':>7}{'TOK/S':>9}{'BURN':>7}"
     if is_wide:
         text += f"{'SKEW':>8}  {'BOUND BY':<8}"
     return ((text, "dim"),)
