@@ -69,6 +69,7 @@ UNKNOWN_SLOT = 0
 ) = range(14)
 """Kinds of boundaries. UNTIMED: a step whose execution no rank reported. EDGE: delivery of the
 first token. END: no later boundary belongs to the request."""
+_NUM_KINDS = _CARRIED + 1
 
 _C = {cause: column for column, cause in enumerate(CAUSES)}
 _NUM = len(CAUSES)
@@ -87,17 +88,17 @@ _REST = np.array(
 )
 """Cause of the busy part of each, and of the rest; paused time is `paused`."""
 
-_STATE = np.full(14, -1, dtype=np.int8)
+_STATE = np.full(_NUM_KINDS, -1, dtype=np.int8)
 """State after a boundary, by kind; -1 keeps the state before it."""
 _STATE[[STEP, UNTIMED, ADMITTED]] = RUNNING
 _STATE[QUEUED], _STATE[PREEMPTED] = WAITING, HELD
 _STATE[[ANSWERED, ABORTED, LOST, END]] = LEAVING
-_SUBSTATE = np.full(14, -1, dtype=np.int8)
+_SUBSTATE = np.full(_NUM_KINDS, -1, dtype=np.int8)
 """State within RUNNING after a boundary; EMIT is an emission while no step of the request runs."""
 _SUBSTATE[STEP], _SUBSTATE[EMIT] = _COMPUTED, _EMITTED
 _SUBSTATE[UNTIMED], _SUBSTATE[ADMITTED] = _UNKNOWN, RUNNING
 
-_GAP = np.full((9, 14), _OUTPUT, dtype=np.int64)
+_GAP = np.full((9, _NUM_KINDS), _OUTPUT, dtype=np.int64)
 """Cause of a gap, by the state after its first boundary and the kind of the second."""
 _GAP[ARRIVING] = _BY_ARRIVAL
 _GAP[WAITING] = _BY_QUEUE
@@ -114,13 +115,13 @@ _FROM = {
     TRANSFERRED: (WAITING,),
 }
 """States in which an event of a kind is valid, if not in all."""
-_BEHIND = np.full(14, _OUTPUT, dtype=np.int64)
+_BEHIND = np.full(_NUM_KINDS, _OUTPUT, dtype=np.int64)
 """Cause of the time after the boundary's `since`, by kind."""
 _BEHIND[TRANSFERRED], _BEHIND[DELIVERED] = _C["kv_transfer"], _C["delivery"]
 _BEHIND[LOST] = _LOST
-_ENDS_STEP = np.isin(np.arange(14), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST, END))
+_ENDS_STEP = np.isin(np.arange(_NUM_KINDS), (EDGE, PREEMPTED, ANSWERED, ABORTED, LOST, END))
 """[kinds], whether the boundary ends a running step for the request."""
-_IS_WRITTEN = np.isin(np.arange(14), (EDGE, DELIVERED))
+_IS_WRITTEN = np.isin(np.arange(_NUM_KINDS), (EDGE, DELIVERED))
 """[kinds], whether a front end has written everything up to the boundary."""
 
 _IN_FLIGHT = (WAITING, RUNNING, HELD)
