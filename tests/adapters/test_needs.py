@@ -326,10 +326,11 @@ def test_what_cannot_be_read_is_missing(source: Source, target: str) -> None:
 
 
 def test_methods_without_self_keep_their_first_parameter(source: Source) -> None:
-    engine = Engine("pack", "pack", (Feature("it", (Place("pack.main:Mine.free", ("first",)),)),))
+    free = Feature("it", (Place("pack.main:Mine.free", ("first",)),))
+    engine = Engine("pack", "pack", "", (free,))
     assert list(lacks_of(engine, source)) == []
     fields = Feature("it", (), (Fields("pack.main:Mine", ("free", "none")),))
-    (lack,) = lacks_of(Engine("pack", "pack", (fields,)), source)
+    (lack,) = lacks_of(Engine("pack", "pack", "", (fields,)), source)
     assert str(lack) == "it: pack.main.Mine has no none"
 
 

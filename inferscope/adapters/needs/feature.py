@@ -50,4 +50,6 @@ class Engine(NamedTuple):
 
     package: str
     distribution: str
+    observe: str
+    """What to run to observe it."""
     features: tuple[Feature, ...]

@@ -9,6 +9,8 @@ _LLAMA = "llama_cpp.llama:Llama"
 LLAMA_CPP = Engine(
     "llama_cpp",
     "llama-cpp-python",
+    "inferscope.observe(llama) in your script, or inferscope run -- CMD; "
+    "for llama-server, its metrics page only: inferscope attach http://HOST:PORT",
     (
         Feature(
             "generate",

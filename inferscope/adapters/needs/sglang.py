@@ -19,6 +19,7 @@ _REQUEST = "sglang.srt.managers.schedule_batch:Req"
 SGLANG = Engine(
     "sglang",
     "sglang",
+    "inferscope run -- python -m sglang.launch_server --model-path MODEL",
     (
         Feature(
             "the registry of hooks",

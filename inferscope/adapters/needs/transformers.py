@@ -20,6 +20,7 @@ _JOINED = ("model", "processor", "inputs", "gen_config", "request_id")
 TRANSFORMERS = Engine(
     "transformers",
     "transformers",
+    "inferscope.observe(model) in your script, or inferscope run -- CMD",
     (
         Feature(
             "generate",

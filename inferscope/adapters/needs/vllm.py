@@ -19,6 +19,7 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_
 VLLM = Engine(
     "vllm",
     "vllm",
+    "inferscope run -- vllm serve MODEL",
     (
         Feature(
             "the scheduler",

@@ -50,14 +50,6 @@ _EXTRAS = {
     "grpc": ("grpc", "request traces over gRPC, sent by collect"),
     "completion": ("shtab", "completion of commands and options in a shell"),
 }
-_ENGINES = {
-    "vllm": "inferscope run -- vllm serve MODEL",
-    "sglang": "inferscope run -- python -m sglang.launch_server --model-path MODEL",
-    "transformers": "inferscope.observe(model) in your script, or inferscope run -- CMD",
-    "llama_cpp": "inferscope.observe(llama) in your script, or inferscope run -- CMD; "
-    "for llama-server, its metrics page only: inferscope attach http://HOST:PORT",
-}
-"""How to observe each engine."""
 _MEGABYTE = 1 << 20
 
 
@@ -221,12 +213,12 @@ def _other_environment(program: str) -> Iterator[Check]:
 
 def _engines(python: str) -> Iterator[Check]:
     """Yield the engines of an environment, and a line for each feature that one lacks."""
-    for engine in engines_of(python):
-        name = engine.engine.package
-        version = engine.version or "version unknown"
-        yield Check(name, engine.is_observed, f"{version}; observe it with: {_ENGINES[name]}")
-        for lack in engine.lacks:
-            yield Check(name, False, f"unsupported: {lack}")
+    for found in engines_of(python):
+        engine, version = found.engine, found.version or "version unknown"
+        observe = f"{version}; observe it with: {engine.observe}"
+        yield Check(engine.package, found.is_observed, observe)
+        for lack in found.lacks:
+            yield Check(engine.package, False, f"unsupported: {lack}")
 
 
 def _threads() -> set[int]:
