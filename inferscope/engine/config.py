@@ -34,6 +34,8 @@ _ARCHITECTURES: dict[str, Architecture] = {
 }
 MIXTURES: tuple[Architecture, ...] = ("qwen3_moe", "mixtral")
 """Architectures with experts."""
+WITH_QKV_BIAS: tuple[Architecture, ...] = ("qwen2",)
+WITH_QK_NORM: tuple[Architecture, ...] = ("qwen3", "qwen3_moe")
 _MOST_BLOCK_TOKENS = 1024
 _MOST_EXPERTS = 4096
 _MOST_RANKS = 64
@@ -346,7 +348,7 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     ):
         if raw.get(key, expected) not in (expected, None):
             _refuse(path, key, raw[key])
-    if architecture != "qwen2" and raw.get("attention_bias"):
+    if architecture not in WITH_QKV_BIAS and raw.get("attention_bias"):
         _refuse(path, "attention_bias", True)
     if set(raw.get("layer_types") or ()) - {"full_attention"}:
         _refuse(path, "layer_types", sorted(set(raw["layer_types"])))
@@ -372,8 +374,8 @@ def _parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
-            has_qkv_bias=architecture == "qwen2",
-            has_qk_norm=architecture in ("qwen3", "qwen3_moe"),
+            has_qkv_bias=architecture in WITH_QKV_BIAS,
+            has_qk_norm=architecture in WITH_QK_NORM,
             num_experts=num_experts,
             experts_per_token=int(raw["num_experts_per_tok"]) if is_mixture else 0,
             normalizes_experts=bool(raw.get("norm_topk_prob", architecture == "mixtral")),

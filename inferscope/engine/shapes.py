@@ -14,7 +14,13 @@ from typing import get_args
 
 from msgspec import structs
 
-from inferscope.engine.config import Architecture, Llama3Rope, ModelConfig
+from inferscope.engine.config import (
+    WITH_QK_NORM,
+    WITH_QKV_BIAS,
+    Architecture,
+    Llama3Rope,
+    ModelConfig,
+)
 from inferscope.errors import BadInput
 
 PREFIX = "random:"
@@ -168,8 +174,8 @@ def parse_shape(text: str) -> ModelConfig:
     """Parse the text after `random:`: a name, parameters, or a name and parameters.
 
     Omitted parameters keep the value of the named shape, or of `tiny` without a name. `head_dim`
-    defaults to hidden / heads. `arch` is llama, qwen2, qwen3, or
-    qwen3_moe or mixtral, which need `experts` and `experts_per_token`.
+    defaults to hidden / heads. `arch` is an `Architecture`; `MIXTURES` need `experts` and
+    `experts_per_token`.
 
     Raises:
         BadInput: a name or parameter is unknown, or a value makes no valid model.
@@ -196,8 +202,8 @@ def parse_shape(text: str) -> ModelConfig:
         numbers["head_dim"] = hidden // numbers.get("num_heads", shape.num_heads)
     of_architecture = {
         "architecture": architecture,
-        "has_qkv_bias": architecture == "qwen2",
-        "has_qk_norm": architecture in ("qwen3", "qwen3_moe"),
+        "has_qkv_bias": architecture in WITH_QKV_BIAS,
+        "has_qk_norm": architecture in WITH_QK_NORM,
     }
     return ModelConfig(**{**vars(shape), **numbers, **of_architecture})
 

@@ -46,7 +46,7 @@ class Checkpoint:
     reference: Any
 
 
-_EXPERTS: dict[str, dict[str, Any]] = {
+_OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "moe_intermediate_size": 32,
         "num_experts": 8,
@@ -71,8 +71,7 @@ def build(name: str, **more: Any) -> Any:
     import transformers  # takes three seconds, and most test workers do not need it
 
     settings = {**_SHAPE, "tie_word_embeddings": name != "llama", **more}
-    if name in _EXPERTS:
-        settings = {**_EXPERTS[name], **settings}
+    settings = {**_OWN_SETTINGS.get(name, {}), **settings}
     config = getattr(transformers, f"{MODELS[name]}Config")(**settings)
     return getattr(transformers, f"{MODELS[name]}ForCausalLM")(config)
 
