@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from inferscope.cli.attach import command as attach
+from inferscope.text import once
 from inferscope.tui.screens import SCREENS, DetailScreen, HelpScreen, OverviewScreen
 from inferscope.tui.screens.scene_screen import SceneScreen, tab_at, tab_line
 from tests.tui.live_screen import Screen, play, screen
@@ -18,6 +20,12 @@ def shown(running: Screen) -> str:
 def test_every_screen_has_a_number_in_order() -> None:
     assert [tab.key for tab in TABS] == [*sorted({tab.key for tab in TABS} - {"0"}), "0"]
     assert SCREENS[0] is OverviewScreen
+
+
+def test_attach_names_and_prints_the_screen_of_every_number() -> None:
+    numbers = sorted(int(tab.key) for tab in TABS)
+    assert numbers == list(range(len(attach._SCREENS)))
+    assert numbers == [0, *once._SCREENS]  # the fleet is printed for all engines together
 
 
 @pytest.mark.thorough
