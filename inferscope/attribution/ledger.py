@@ -11,7 +11,9 @@ delay parts (see `counterfactual`).
 Boundaries are kept until the watermark has passed them; then one window of them is booked by array
 expressions (`fold`), sorted by the time at which they happened. A gap is booked when its later end
 is known, so results do not depend on where windows are cut. A request in a step that the watermark
-cuts has its later boundaries held back: one of them may end its part of that step.
+cuts has its later boundaries held back: one of them may end its part of that step. The next
+emission after a gap may come in a later window and show that a token was on its way throughout the
+gap; the gap is then moved to `output`.
 
 A request has one partition in three parts, so that its TTFT ledger is the first part of its ledger:
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -184,8 +187,27 @@ class _Block(msgspec.Struct, eq=False, gc=False):
     step: Step | None = None
     members: Ints | None = None
     """Positions in the step; None for all."""
-    is_early: bool = False
-    """Whether it is an emission whose requests a later step has already computed."""
+    made_ns: int = NEVER_NS
+    """End of the step that computed the tokens of an emission; `NEVER_NS` if unknown."""
+
+
+class _Gaps(NamedTuple):
+    """Booked gaps that the next emission of their requests may move to `output`: [gaps] each."""
+
+    slot: Ints
+    since_ns: Ints
+    until_ns: Ints
+    part: Ints
+    busy_ns: Ints
+    """Nanoseconds of the gap that are booked as `not_scheduled`; the next likewise."""
+    paused_ns: Ints
+
+    def where(self, is_kept: Flags) -> _Gaps:
+        """Return those with the flag."""
+        return _Gaps(*(column[is_kept] for column in self))
+
+
+_NO_GAPS = _Gaps(*[np.zeros(0, dtype=np.int64)] * 6)
 
 
 class Ledger:
@@ -232,6 +254,8 @@ class Ledger:
         """Members of the last step, all of which ran, and the number of changes then."""
         self._held: set[int] = set()
         """Slots of requests with boundaries that are held back."""
+        self._gaps = _NO_GAPS
+        """Gaps that no emission of their requests has followed yet."""
         self._hung: set[int] = set()
         """Slots of held-back requests in a step whose end is unknown."""
         self._num_in_flight = 0
@@ -316,30 +340,22 @@ class Ledger:
             firsts = slots[is_first]
             self._is_first_due[firsts] = False
             self._made_ns[firsts[self._made_ns[firsts] < 0]] = at_ns - 1
-        is_early = self._are_computed_since(slots, at_ns, step, dp_rank)
-        if is_early is None:
-            self._blocks.append(_Block(at_ns, at_ns, EMIT, slots))
-            return
-        for part, is_of_part in ((slots[is_early], True), (slots[~is_early], False)):
-            if len(part):
-                self._blocks.append(_Block(at_ns, at_ns, EMIT, part, is_early=is_of_part))
+        made_ns = self._end_of(step, dp_rank)
+        self._blocks.append(_Block(at_ns, at_ns, EMIT, slots, made_ns=made_ns))
 
-    def _are_computed_since(
-        self, slots: Ints, at_ns: int, number: int, dp_rank: int
-    ) -> Flags | None:
-        """Return whether a step after this one has ended for each request; None if for none."""
-        found: Flags | None = None
-        if number < 0:
-            return None
-        for step in reversed(self._recent):
-            if step.dp_rank != dp_rank:
-                continue
-            if step.number <= number:
-                break
-            if step.end_ns <= at_ns:
-                are_in = np.isin(slots, step.slots)
-                found = are_in if found is None else found | are_in
-        return found
+    def _end_of(self, number: int, dp_rank: int) -> int:
+        """Return the end of a replica's step; `NEVER_NS` if it is unknown."""
+        last = NEVER_NS
+        if number >= 0:
+            for step in reversed(self._recent):
+                if step.dp_rank != dp_rank or step.number < 0:
+                    continue
+                if step.number == number:
+                    return step.end_ns
+                if not number < step.number < last:
+                    break  # it was not timed, or an engine that restarted counts anew
+                last = step.number
+        return NEVER_NS
 
     def step(self, step: Step) -> None:
         """Record a step; it admits members that were not admitted."""
@@ -636,8 +652,8 @@ class Ledger:
         members = _Members(blocks, sizes)
         block_of = np.repeat(np.arange(len(blocks)), sizes)
         columns = np.array(
-            [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns, b.is_early) for b in blocks]
-            + [(0, 0, _CARRIED, 0, False)]
+            [(b.at_ns, b.end_ns, b.kind, b.since_ns or b.at_ns, b.made_ns) for b in blocks]
+            + [(0, 0, _CARRIED, 0, NEVER_NS)]
         ).T.copy()
         kept = (slot != UNKNOWN_SLOT).nonzero()[0]
         # The first row of each request is its state so far; its boundaries follow.
@@ -652,7 +668,7 @@ class Ledger:
         if any(block.kind == END for block in blocks):
             keep = _up_to_end(columns[2, of] == END, is_first)
             place, of, is_first = place[keep], of[keep], is_first[keep]
-        at_ns, end_ns, kind, since_ns, is_early = (column.take(of) for column in columns)
+        at_ns, end_ns, kind, since_ns, made_ns = (column.take(of) for column in columns)
         tail_ns = emitted_ns[of]
         has_tail = tail_ns >= 0
         tail_ns[~has_tail] = end_ns[~has_tail]
@@ -672,20 +688,25 @@ class Ledger:
         rows = is_step.nonzero()[0]
         member = members.at[place[rows]]
         # States come from the boundary, or else from the row before it.
-        # While a step of it runs, or another token awaits output, an emission changes nothing.
-        is_between = (kind == EMIT) & ((at_ns < before_ns) | (is_early > 0))
+        is_inside = (kind == EMIT) & (at_ns < before_ns)
         state, substate = _STATE[kind], _SUBSTATE[kind]
-        substate[is_between] = -1
+        substate[is_inside] = -1
         substate[has_tail & (tail_ns >= before_ns)] = _EMITTED
         state[is_first], substate[is_first] = self._state[live], self._substate[live]
         state, substate = _filled_forward(state), _filled_forward(substate)
         behind = np.where(state == RUNNING, substate, state)
         cause = _GAP[np.concatenate([behind[:1], behind[:-1]]), kind]
-        # A token emitted inside the next step or after it was in output before it; its delivery may
-        # end that step.
+        # A token of an unknown step, emitted inside the next step, was in output before it; its
+        # delivery may end that step.
         is_late = is_step[1:-1] & (kind[2:] == EMIT) & (behind[:-2] == _COMPUTED)
-        is_late &= (at_ns[2:] < uncut_ns[1:-1]) | (is_early[2:] > 0)
+        is_late &= (at_ns[2:] < uncut_ns[1:-1]) & (made_ns[2:] == NEVER_NS)
         cause[1:-1][is_late] = _OUTPUT
+        # A token of a known step was in output from its end on, whatever came between.
+        emission = _next((kind == EMIT) | has_tail, group)
+        has_emission = emission >= 0
+        is_gap = cause == _BY_GAP
+        cause[is_gap & has_emission & (made_ns[emission] <= before_ns)] = _OUTPUT
+        self._move_gaps(live, emission[starts], at_ns, made_ns)
         # Parts: a decode after a prefill shows that the first token was computed before it.
         is_prefill = np.zeros(len(kind), dtype=np.bool_)
         is_prefill[rows] = members.is_prefill[member]
@@ -703,8 +724,9 @@ class Ledger:
         cell = (group * 3 + part) * _NUM
         booked = np.zeros(len(live) * 3 * _NUM, dtype=np.int64)
         self._book_gaps(
-            booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group]
-        )
+            booked, cell, cause, kind, of, before_ns, from_ns, since_ns, state, live[group],
+            is_gap & ~has_emission,
+        )  # fmt: skip
         took_ns = np.maximum(end_ns - from_ns, 0)[rows]
         members.book(booked, cell[rows], member, took_ns)
         tail = has_tail.nonzero()[0]
@@ -729,8 +751,12 @@ class Ledger:
         since_ns: Ints,
         state: NDArray[np.int8],
         slot: Ints,
+        is_last: Flags,
     ) -> None:
-        """Add the gaps between boundaries by cause; look up their busy and paused parts."""
+        """Add the gaps between boundaries by cause; look up their busy and paused parts.
+
+        `is_last` is whether a gap is kept for the next emission.
+        """
         middle_ns = np.minimum(np.maximum(since_ns, before_ns), at_ns)
         rows = (at_ns > middle_ns).nonzero()[0]
         np.add.at(booked, cell[rows] + _BEHIND[kind[rows]], (at_ns - middle_ns)[rows])
@@ -770,6 +796,40 @@ class Ledger:
         np.add.at(booked, cell[rows] + _REST[causes - _NUM], gap_ns[rows] - busy_ns - paused_ns)
         if paused_ns.any():
             np.add.at(booked, cell[rows] + _PAUSED, paused_ns)
+        kept = is_last[rows] & ~self._is_over[slot[rows]]
+        if kept.any():
+            of_kept = slot[rows], since_ns, until_ns, cell[rows] // _NUM % 3, busy_ns, paused_ns
+            added = _Gaps(*of_kept).where(kept)
+            self._gaps = _Gaps(*map(np.concatenate, zip(self._gaps, added, strict=True)))
+
+    def _move_gaps(self, live: Ints, emission: Ints, at_ns: Ints, made_ns: Ints) -> None:
+        """Move the kept gaps to `output` in which a token emitted in this window was on its way.
+
+        Args:
+            live: slots with boundaries in the window.
+            emission: row of the first emission of each of them in it; -1 for none.
+            at_ns: [rows].
+            made_ns: [rows].
+        """
+        gaps = self._gaps
+        if not len(gaps.slot):
+            return
+        of_slot = np.full(len(self.state), -1)
+        of_slot[live] = emission
+        row = of_slot[gaps.slot]
+        is_decided = (row >= 0) & (at_ns[row] >= gaps.until_ns)
+        moved = gaps.where(is_decided & (made_ns[row] <= gaps.since_ns))
+        took_ns = moved.until_ns - moved.since_ns
+        rest_ns = took_ns - moved.busy_ns - moved.paused_ns
+        of_gap = _OUTPUT, _BUSY[_BY_GAP - _NUM], _REST[_BY_GAP - _NUM], _PAUSED
+        for cause, ns in zip(
+            of_gap, (took_ns, -moved.busy_ns, -rest_ns, -moved.paused_ns), strict=True
+        ):
+            np.add.at(self._rows, (moved.slot, moved.part, cause), ns)
+        # Emissions refer to recent steps only, so older gaps stay as they are.
+        oldest_ns = min((step.end_ns for step in self._recent), default=NEVER_NS)
+        is_kept = ~is_decided & ~self._is_over[gaps.slot] & (gaps.since_ns >= oldest_ns)
+        self._gaps = gaps.where(is_kept)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -974,8 +1034,7 @@ def _with_emissions(blocks: list[_Block]) -> tuple[list[_Block], Ints]:
             last = found[-1]
             if (
                 last.kind == STEP
-                and block.at_ns >= last.end_ns
-                and not block.is_early
+                and block.made_ns >= last.end_ns <= block.at_ns
                 and len(block.slots) == len(last.slots)
                 and (block.slots is last.slots or bool((block.slots == last.slots).all()))
             ):
@@ -1029,6 +1088,15 @@ def _filled_forward(values: NDArray[np.int8]) -> NDArray[np.int8]:
     """Replace each negative value by the last non-negative one before it."""
     last = np.where(values >= 0, np.arange(len(values)), 0)
     return values[np.maximum.accumulate(last)]
+
+
+def _next(flags: Flags, group: Ints) -> Ints:
+    """Return the first row of the same request from each row on that has the flag; -1 for none."""
+    num = len(flags)
+    at = np.where(flags, np.arange(num), num)
+    found: Ints = np.minimum.accumulate(at[::-1])[::-1]
+    found[np.append(group, -1)[found] != group] = -1
+    return found
 
 
 def _before(flags: Flags, group: Ints, num_groups: int) -> Flags:

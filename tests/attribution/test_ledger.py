@@ -541,6 +541,40 @@ def test_a_token_that_awaits_output_does_so_while_earlier_ones_are_emitted(
     assert ledger_of(ledger, 2)["output"] == expected_ns
 
 
+@pytest.mark.parametrize("between", ["nothing", "hung step", "restart"])
+def test_an_emission_finds_the_step_that_it_names_among_others(
+    two_running: tuple[Ledger, Ints], between: str
+) -> None:
+    ledger, team = two_running
+    if between == "restart":  # the engine that ran before used the same numbers
+        ledger.step(Step(np.array([3]), plain(5, 1), 5, 10, number=0))
+        ledger.step(Step(np.array([3]), plain(5, 1), 10, 15, number=1))
+    ledger.step(Step(team, plain(100, 2), 20, 120, number=0))
+    held = [ledger.hold(np.array([3]), 130)] if between == "hung step" else []
+    ledger.step(Step(team, plain(100, 2), 150, 250, number=1))
+    ledger.fold(260)
+    ledger.emitted(team, 300, step=0)
+    ledger.emitted(team, 310, step=1)
+    ledger.release(held)
+    ledger.fold(None)
+    assert ledger_of(ledger, 1)["output"] == (150 - 120) + (310 - 250)
+
+
+def test_an_emission_of_an_untimed_step_uses_no_step_from_before_a_restart(
+    two_running: tuple[Ledger, Ints],
+) -> None:
+    ledger, team = two_running
+    ledger.step(Step(team, plain(5, 2), 5, 10, number=0))
+    ledger.step(Step(team, plain(5, 2), 10, 15, number=7))
+    ledger.step(Step(team, plain(10, 2), 30, 40, number=1))  # after a restart; 0 was not timed
+    ledger.step(Step(team, plain(10, 2), 60, 70, number=2))
+    ledger.emitted(team, 80, step=0)
+    ledger.fold(None)
+    assert ledger_of(ledger, 1) == {
+        "cpu_gap": 5 + 15 + 20, "decode_own": 14, "decode_co_batched": 16, "output": 10
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("end_ns", [100, 98])
 def test_a_request_that_has_finished_waits_for_no_step_that_was_planned_before(
     two_running: tuple[Ledger, Ints], end_ns: int

@@ -257,13 +257,14 @@ class Ring:
         indices: Sequence[int],
         tokens: Sequence[int] | None = None,
         *,
+        step: int = -1,
         at_ns: int | None = None,
         blocked_ms: Sequence[float] = (),
     ) -> None:
         tokens = [1] * len(indices) if tokens is None else tokens
         columns = array("I", indices).tobytes(), array("I", tokens).tobytes()
         blocked_ns = array("q", [round(ms * MS) for ms in blocked_ms]).tobytes()
-        self.write(Emitted(self.now_ns, *columns, at_ns=at_ns, blocked_ns=blocked_ns))
+        self.write(Emitted(self.now_ns, *columns, step, at_ns, blocked_ns))
 
     # --- steps
 
@@ -308,7 +309,7 @@ class Ring:
         self.script.at(end_ms)
         self.span(step, start_ms, end_ms)
         self.slices(step, rows)
-        self.emitted([row[0] for row in rows])
+        self.emitted([row[0] for row in rows], step=step)
 
 
 def assert_parts_close(final: FinalRequest) -> None:

@@ -44,6 +44,7 @@ class Step:
     end_ns: int
     rows: list[tuple[Request, int, int]]
     emitted_ns: int | None = None
+    emitting: list[Request] = field(default_factory=list)
 
     def end_for(self, request: Request) -> int:
         """Return the end of a member's wait for the step: not after a preemption since its plan."""
@@ -83,7 +84,10 @@ class Engine:
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
         self.has_front_end, self.is_async = rng.random() < 0.7, rng.random() < 0.5
+        self.has_late_tokens = self.is_async and rng.random() < 0.5
+        """Whether tokens may leave several steps late; then they name their step."""
         self.has_slow_clients, self.preempts, self.aborts = (rng.random() < 0.5 for _ in range(3))
+        self.preempts &= not self.has_late_tokens  # tokens in flight would be computed anew
         self.writes: list[tuple[int, Callable[[], None]]] = []
         self.steps: list[list[Step]] = [[] for _ in range(rng.choice([1, 1, 2]))]
         self.requests = [self.request(at) for at in range(rng.choice([2, 4, 8]))]
@@ -127,9 +131,11 @@ class Engine:
         held: list[Request] = []
         flying: list[Step] = []
         while to_come or queue or running or held or flying:
-            while len(flying) > self.is_async or (flying and not (running or held or queue)):
+            most = 3 if self.has_late_tokens else int(self.is_async)
+            while len(flying) > most or (flying and not (running or held or queue)):
                 step = flying.pop(0)
-                now_ns = max(now_ns, step.end_ns) + self.some_ns(0.01, 1.5)
+                late_ns = self.some_ns(0, 25) if self.has_late_tokens else 0
+                now_ns = max(now_ns, step.end_ns) + self.some_ns(0.01, 1.5) + late_ns
                 self.emit(rank, step, now_ns)
                 running = [request for request in running if not request.finished_ns]
             now_ns += 1  # no two facts of a request at one time: only reports would order them
@@ -205,8 +211,10 @@ class Engine:
                 request.num_tokens += 1
                 request.tokens_ns.append(at_ns)
                 step.emitted_ns = at_ns
+                step.emitting.append(request)
         core, record_ns = self.cores[rank], at_ns + self.some_ns(0, 0.5)
         names = [request.name for request in emitting]
+        number = self.steps[rank].index(step) if self.has_late_tokens else -1
         if names:
             self.write(
                 record_ns,
@@ -215,7 +223,8 @@ class Engine:
                         record_ns,
                         array("I", [index_of(core, name) for name in names]).tobytes(),
                         array("I", [1] * len(names)).tobytes(),
-                        at_ns=at_ns,
+                        number,
+                        at_ns,
                     )
                 ),
             )
@@ -303,7 +312,12 @@ def cause_at(engine: Engine, request: Request, at_ns: int) -> str:
             return "step"
     # A token on its way: the next emission, unless it is that of a later step.
     steps = [step for step in request.steps if step.end_for(request) == step.end_ns]
-    for step, then in zip_longest(steps, steps[1:]):
+    if engine.has_late_tokens:
+        waits = [(each.end_ns, each.emitted_ns) for each in steps if request in each.emitting]
+        if any(end_ns <= at_ns < (emitted_ns or 0) for end_ns, emitted_ns in waits):
+            return "output"
+    inferred = [] if engine.has_late_tokens else steps
+    for step, then in zip_longest(inferred, inferred[1:]):
         emitted_ns = min((ns for ns in request.tokens_ns if ns >= step.end_ns), default=FOREVER_NS)
         if step.end_ns <= at_ns < emitted_ns < (then.end_ns if then else FOREVER_NS):
             return "output"

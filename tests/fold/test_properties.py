@@ -61,6 +61,10 @@ class _Engine:
         self.early_us = rng.randrange(500)
         self.has_overlap = rng.random() < 0.5
         self.has_plans = rng.random() < 0.8
+        self.has_numbers = rng.random() < 0.7
+        """Whether emissions name their steps."""
+        self.has_slices_first = rng.random() < 0.4
+        """Whether a step's slices are written as it starts, not with its results."""
         self._todo: list[tuple[int, int, Callable[[], None]]] = []
         arrivals = sorted(rng.randrange(40_000) for _ in range(rng.randint(1, 7)))
         self.lives = [
@@ -139,10 +143,13 @@ class _Engine:
         if self.has_plans:
             self.later(start_us, lambda: core.plan(step))
         self._write_spans(step, start_us, end_us)
-        written_us = end_us + (rng.randrange(4_000) if self.has_overlap else 1)
+        late_us = rng.choice([4_000, 20_000])
+        written_us = end_us + (rng.randrange(late_us) if self.has_overlap else 1)
         written_us = self._written_us = max(self._written_us, written_us)  # in the order of steps
-        self.later(written_us, lambda: _skip(core.slices(step, rows)))
-        self._emit([x for x in emitting if x.ends > written_us], written_us)
+        sliced_us = start_us if self.has_slices_first else written_us
+        self.later(sliced_us, lambda: _skip(core.slices(step, rows)))
+        number = step if self.has_numbers else -1
+        self._emit(number, [x for x in emitting if x.ends > written_us], written_us)
         return end_us if self.has_overlap else written_us
 
     def _write_spans(self, step: int, start_us: int, end_us: int) -> None:
@@ -155,12 +162,12 @@ class _Engine:
                 lambda origin=origin, first=first, last=last: origin.span(step, first, last),
             )
 
-    def _emit(self, lives: list[_Life], at_us: int) -> None:
+    def _emit(self, step: int, lives: list[_Life], at_us: int) -> None:
         if not lives:
             return
         counts = [self.rng.choice([1, 1, 1, 3]) for _ in lives]
         indices = [life.index for life in lives]
-        self.later(at_us, lambda: self.core.emitted(indices, counts))
+        self.later(at_us, lambda: self.core.emitted(indices, counts, step=step))
         edge_us = at_us + self.rng.randrange(1, 300)
         for life, count in zip(lives, counts, strict=True):
             life.tokens += 1
