@@ -21,7 +21,7 @@ import msgspec
 FORMAT_VERSION = 2
 """Version of rings and recordings: frames, header page, blocks, and record types that a reader
 cannot skip without losing steps (2: `StepSame`)."""
-FOLD_VERSION = 11
+FOLD_VERSION = 12
 """Version of the records' semantics: two folds of one version give the same numbers."""
 
 RequestIndex = NewType("RequestIndex", int)
