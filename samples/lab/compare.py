@@ -33,7 +33,7 @@ COMPARISONS = {
 }
 """Two option sets by name: a new switch of the engine is one more line."""
 SERVED = {"disaggregation": ("", "--disaggregate")}
-"""Likewise, of `serve`: these start two engines, which `demo` does not."""
+"""Option sets of `serve` by name, for switches that start two engines: `demo` starts one."""
 FOLDER = Path(__file__).parent / "comparisons"
 _WIDTH = 110
 

@@ -26,7 +26,7 @@ from inferscope.insight.compare import compare
 from inferscope.text import ComparisonDocument, verdict_sentence
 
 OPTIONS = ("--token-budget", "64", "--max-running", "16")
-"""Of both sides, as the demo's: with this budget a chunk makes a step several times longer."""
+"""Options of both sides, those of the demo: a prompt's chunk makes a step several times longer."""
 _MODEL = "builtin"
 _ROUNDS, _REQUESTS, _WARM_UP = 8, 20, 4
 _MEASURED = "measured"
