@@ -59,7 +59,8 @@ def test_sglang_loads_nothing_of_ours_unless_asked(tmp_path: Path) -> None:
         )
         loaded[given] = done.stdout.splitlines()[-1].split()
         assert "unsupported" not in done.stderr
-    modules = ["", ".adapters", ".adapters.sglang", ".errors", ".observing"]
+    adapter = [".adapters", ".adapters.registry", ".adapters.sglang", ".adapters.sglang.plugin"]
+    modules = ["", *adapter, ".errors", ".observing"]
     assert loaded["0"] == [f"inferscope{module}" for module in modules]
     assert "inferscope.adapters.sglang.hooks" in loaded["1"]
 
