@@ -24,7 +24,6 @@ import argparse
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import platform
 import random
@@ -35,6 +34,8 @@ import time
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -332,23 +333,15 @@ def main() -> int:
 
 def apart(kind: str, args: argparse.Namespace, *, hours: int, mode: Mode) -> dict[str, Any]:
     """Serve one kind of traffic in a process of its own, whose memory is that kind's."""
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(sending, kind, mode, hours, args.rate, args.seed)
-    )
-    child.start()
-    sending.close()
-    try:
-        return receiving.recv()  # type: ignore[no-any-return]
-    finally:
-        child.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_serve, kind, mode, hours, args.rate, args.seed).result()
 
 
-def _serve(sending: Any, kind: str, mode: Mode, hours: int, rate: float, seed: int) -> None:
+def _serve(kind: str, mode: Mode, hours: int, rate: float, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["INFERSCOPE_DIR"] = folder
         os.environ[VARIABLE] = mode
-        sending.send(day(kind, hours=hours, rate=rate, seed=seed))
+        return day(kind, hours=hours, rate=rate, seed=seed)
 
 
 if __name__ == "__main__":

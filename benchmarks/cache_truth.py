@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import random
@@ -34,6 +33,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -536,17 +537,11 @@ def in_roomy_pool(args: argparse.Namespace) -> dict[str, Any]:
 
     An engine's hooks are placed once in a process, on the first pool.
     """
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("spawn").Process(target=_roomy, args=(sending, args))
-    child.start()
-    sending.close()
-    try:
-        return receiving.recv()  # type: ignore[no-any-return]
-    finally:
-        child.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_roomy, args).result()
 
 
-def _roomy(sending: Any, args: argparse.Namespace) -> None:
+def _roomy(args: argparse.Namespace) -> dict[str, Any]:
     args.blocks = ROOMY_BLOCKS
     with tempfile.TemporaryDirectory() as folder:
         rig = rig_of(args.engine, Path(folder), args)
@@ -563,7 +558,7 @@ def _roomy(sending: Any, args: argparse.Namespace) -> None:
             "evicted_tokens": sum(one.evicted for one in lookups),
         }
         rig.close()
-    sending.send({"natural_text": natural, "never_full": never_full})
+    return {"natural_text": natural, "never_full": never_full}
 
 
 def main() -> int:

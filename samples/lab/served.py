@@ -25,7 +25,7 @@ from inferscope.fold import FinalRequest
 from inferscope.insight.compare import compare
 from inferscope.text import ComparisonDocument, verdict_sentence
 
-OPTIONS = ("--token-budget", "64", "--max-running", "16")
+_ENGINE = EngineOptions(token_budget=64, max_running=16)
 """Options of both sides, those of the demo: a prompt's chunk makes a step several times longer."""
 _MODEL = "builtin"
 _ROUNDS, _REQUESTS, _WARM_UP = 8, 20, 4
@@ -39,8 +39,7 @@ _LEG = re.compile(r"prefill-\d+-")
 
 def served_comparison(a: str, b: str) -> ComparisonDocument:
     """Return the comparison of two sets of options of `serve`."""
-    options = EngineOptions(token_budget=64, max_running=16)
-    engine = load_engine(_MODEL, options)
+    engine = load_engine(_MODEL, _ENGINE)
     per_second, left_share = capacity(_MODEL, engine, load_tokenizer(_MODEL), 0)
     engine.close()
     rate_s = _LOAD * per_second * left_share
@@ -98,7 +97,10 @@ def whole(request: FinalRequest, leg: FinalRequest | None) -> FinalRequest:
 @contextmanager
 def _server(words: list[str], engine_id: str) -> Iterator[str]:
     """Start a server; yield its URL, and stop it."""
-    command = [sys.executable, "-m", "inferscope", "serve", _MODEL, "--port", "0", *OPTIONS, *words]
+    command = [
+        sys.executable, "-m", "inferscope", "serve", _MODEL, "--port", "0", *words,
+        "--token-budget", f"{_ENGINE.token_budget}", "--max-running", f"{_ENGINE.max_running}",
+    ]  # fmt: skip
     env = {**os.environ, "INFERSCOPE_ENGINE_ID": engine_id}
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
