@@ -157,10 +157,10 @@ class Pool:
         for key in reversed(keys):
             blocks[key] = None
             blocks.move_to_end(key)
-        while len(blocks) > POOL_BLOCKS:
-            key, _ = blocks.popitem(last=False)
-            if watch is not None:
-                watch.evicted(key)
+        num_evicted = max(0, len(blocks) - POOL_BLOCKS)
+        evicted = [blocks.popitem(last=False)[0] for _ in range(num_evicted)]
+        if watch is not None:
+            watch.evicted(evicted)
 
 
 def hashes(asked: Asked) -> list[bytes]:

@@ -92,8 +92,7 @@ def costs(num_tokens: int) -> dict[str, Any]:
 
     def evict() -> None:
         watch.make_room_for(index)
-        for one in lost:
-            watch.evicted(one[:-4])  # as in the adapter: without the group of layers
+        watch.evicted([one[:-4] for one in lost])  # as in the adapter: without the group of layers
 
     found["evicted_block_us"] = spent_us(evict, len(lost))
     found["core_evicted_us"] = spent_us(lambda: admit(same, 0))
@@ -107,12 +106,8 @@ def costs(num_tokens: int) -> dict[str, Any]:
         [[*base[: 7 * at + 5], 150_001 + at, *base[7 * at + 6 :]] for at in range(_ROUNDS)]
     )
     in_radix = array("q", base)
-    found["keys_sglang_us"] = spent_us(
-        lambda: packed(block_keys(in_radix.tobytes(), SGLANG_WIDTH * 8))
-    )
-    found["keys_reference_us"] = spent_us(
-        lambda: packed(block_keys(array("I", base).tobytes(), WIDTH * 4))
-    )
+    found["keys_sglang_us"] = spent_us(lambda: packed(block_keys(in_radix, SGLANG_WIDTH * 8)))
+    found["keys_reference_us"] = spent_us(lambda: packed(block_keys(array("I", base), WIDTH * 4)))
     probe.compare_prompt(index, base)
     found["front_new_us"] = spent_us(lambda: probe.compare_prompt(index, next(fresh)))
     probe.compare_prompt(index, base)
@@ -135,7 +130,7 @@ def memory() -> dict[str, float]:
     for at in range(MOST_GHOSTS // 2 * 3 - 1):
         if at % 4 == 0:
             blocks.make_room_for(at)
-        blocks.evicted(key.randbytes(32))
+        blocks.evicted([key.randbytes(32)])
     return {
         "prompts_mb": round(compared - before, 1),
         "blocks_mb": round(resident_mb() - compared, 1),

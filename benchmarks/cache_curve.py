@@ -96,7 +96,7 @@ class ReferenceCache:
             tokens = tuple(prompt[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
             chain = pool.publish(blocks[at], chain=chain, tokens=tokens)
         self._held.append(blocks)
-        keys = block_keys(array("I", prompt).tobytes(), BLOCK_TOKENS * 4)
+        keys = block_keys(array("I", prompt), BLOCK_TOKENS * 4)
         return Found(len(match.blocks) * BLOCK_TOKENS, packed(keys))
 
     def release(self) -> None:

@@ -26,12 +26,13 @@ from inferscope.engine.capacity import max_model_tokens, pool_blocks
 from inferscope.engine.config import EngineOptions
 from inferscope.engine.disagg import KvHandle, Outbox, ReceivedKv
 from inferscope.engine.forensics import CacheForensics
-from inferscope.engine.kv import ROOT, BlockPool
+from inferscope.engine.kv import ROOT, BlockPool, Chain
 from inferscope.engine.model import Model, Outline
 from inferscope.engine.remote import WorkerLost
 from inferscope.engine.request import (
     BadRequest,
     Finish,
+    PromptKeys,
     QueueFull,
     Request,
     Sampling,
@@ -124,7 +125,6 @@ class Engine:
         self.options = options
         self.probe = Probe.disabled() if probe is None else probe
         self._deferred = Deferred(Probe.disabled())
-        self._forensics: CacheForensics | None = None
         num_blocks = options.num_blocks if runner is not None else pool_blocks(model, options)
         assert num_blocks is not None, "a runner has a pool of its own"
         self.max_model_tokens = max_model_tokens(model, options, num_blocks)
@@ -205,6 +205,8 @@ class Engine:
         sampling = sampling or Sampling()
         if request_id is None:
             request_id = f"request-{next(self._ids)}"
+        # Before the lock, for which the step loop may wait.
+        block_keys = self._block_keys(prompt, cache_salt or ROOT)
         with self._wake:
             if self._failure is not None or self._is_closing:
                 raise InferScopeError(
@@ -241,6 +243,7 @@ class Engine:
                     received=received,
                     arrived_ns=arrived_ns,
                     cache_salt=cache_salt,
+                    block_keys=block_keys,
                 )
             )
         return request_id
@@ -367,12 +370,22 @@ class Engine:
         """Record by the probe that is set now."""
         self._deferred.probe = self.probe
         self.probe.look_after(self._deferred.flush_overdue)
-        self._forensics = self.pool.observer = CacheForensics.of(
+        self.scheduler.forensics = self.pool.observer = CacheForensics.of(
             self.probe,
             block_tokens=self.pool.block_tokens,
             num_blocks=self.pool.num_blocks,
             is_enabled=self.options.prefix_cache,
         )
+
+    def _block_keys(self, prompt: Sequence[int], root: Chain) -> PromptKeys | None:
+        """Return the keys of a prompt's blocks; None if they are not needed, or it is rejected."""
+        forensics = self.scheduler.forensics
+        if forensics is None or len(prompt) >= self.max_model_tokens:
+            return None
+        try:
+            return forensics.keys_of(prompt, root=root)
+        except (TypeError, ValueError, OverflowError):  # no token IDs
+            return None
 
     def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
         vocab = self.model.config.vocab
@@ -441,6 +454,7 @@ class Engine:
             ngrams=NgramIndex() if self.options.speculative == "ngram" else None,
             received=submission.received,
             root=submission.cache_salt or ROOT,
+            block_keys=submission.block_keys,
         )
         self._requests[request.request_id] = request
         self.scheduler.enqueue(request)
@@ -471,8 +485,8 @@ class Engine:
                 totals.cached_tokens += request.cached_tokens
                 cached = request.cached_tokens
                 probe.admitted(request.index, cached_tokens=cached, at_ns=end_ns)
-                if self._forensics is not None:
-                    self._forensics.admitted(request)
+                if self.scheduler.forensics is not None:
+                    self.scheduler.forensics.admitted(request)
         probe.plan(
             step,
             start_ns=start_ns,

@@ -42,23 +42,20 @@ NO_MATCH = Match(blocks=[], chain=ROOT, num_cached=0)
 
 
 class PoolObserver(Protocol):
-    """Interface of an observer of what a pool publishes and evicts (`forensics.py`)."""
+    """Interface of an observer of what a pool evicts (`forensics.py`)."""
 
     def make_room_for(self, index: int) -> None:
         """Note the request whose allocation begins."""
 
-    def published(self, chain: int, *, parent: Chain, tokens: tuple[int, ...]) -> None:
-        """Note a published block, by the chain of the block after it."""
-
-    def evicted(self, chain: int) -> None:
-        """Note that this block was evicted."""
+    def evicted(self, blocks: Sequence[int]) -> None:
+        """Note that published blocks were evicted."""
 
 
 class BlockPool:
     """Block accounting of a paged KV cache; `attention.py` holds the tensors.
 
     Attributes:
-        observer: observer of published and evicted blocks; None for none.
+        observer: observer of evicted blocks; None for none.
     """
 
     def __init__(self, num_blocks: int, *, block_tokens: int) -> None:
@@ -111,7 +108,13 @@ class BlockPool:
         assert num <= self.num_available, "allocate() beyond num_available"
         if self.observer is not None:
             self.observer.make_room_for(index)
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(num)]
+        num_free = min(num, len(self._free))
+        blocks = [self._free.pop() for _ in range(num_free)]
+        if num > num_free:
+            evicted = [self._evict() for _ in range(num - num_free)]
+            if self.observer is not None:
+                self.observer.evicted(evicted)
+            blocks += evicted
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -178,8 +181,6 @@ class BlockPool:
         serial = next(self._serials)
         self._published[key] = (block, serial)
         self._key_by_block[block] = key
-        if self.observer is not None:
-            self.observer.published(serial, parent=chain, tokens=tokens)
         return serial
 
     def _evict(self) -> int:
@@ -187,10 +188,8 @@ class BlockPool:
         self._note_change(block)
         key = self._key_by_block[block]
         assert key is not None, "a cached block has no key"
-        _, serial = self._published.pop(key)
+        del self._published[key]
         self._key_by_block[block] = None
-        if self.observer is not None:
-            self.observer.evicted(serial)
         return block
 
     def _note_change(self, block: int) -> None:

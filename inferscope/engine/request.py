@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -134,6 +134,16 @@ def check_prompt(prompt: Sequence[int], *, max_model_tokens: int, vocab: int) ->
         )
 
 
+class PromptKeys(NamedTuple):
+    """Keys of the content of a request's blocks, by which the prefix cache is observed."""
+
+    keys: list[int]
+    packed: bytes
+    """Keys of the prompt's blocks one after another."""
+    spent_ns: int
+    """Time that their computation took."""
+
+
 class Submission(msgspec.Struct, frozen=True, gc=False):
     """A request as submitted by a front end, before the engine's loop reads it."""
 
@@ -146,6 +156,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     received: ReceivedKv | None
     arrived_ns: int
     cache_salt: str
+    block_keys: PromptKeys | None
 
 
 @dataclass(eq=False, slots=True)
@@ -175,6 +186,8 @@ class Request:
         has_run: Whether it has been admitted at least once.
         has_ended: Whether it has finished or was cancelled; a step under way may still compute it.
         received: KV of its first tokens from a prefill engine; None once it is in the blocks.
+        block_keys: Keys of the whole blocks of its prompt and of all that it has published; None
+            if the prefix cache is not observed.
     """
 
     index: RequestIndex
@@ -201,6 +214,7 @@ class Request:
     has_run: bool = False
     has_ended: bool = False
     received: ReceivedKv | None = None
+    block_keys: PromptKeys | None = None
 
     @property
     def todo(self) -> int:

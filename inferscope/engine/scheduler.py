@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from inferscope.engine.forensics import CacheForensics
 from inferscope.engine.kv import NO_MATCH, ROOT, BlockPool, Match
 from inferscope.engine.request import Request
 from inferscope.records import Binding
@@ -57,6 +58,7 @@ class Scheduler:
 
     Attributes:
         may_admit: Condition besides blocks under which a queued request is admitted; None for none.
+        forensics: Observer of published blocks; None for none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.may_admit: Callable[[Request], bool] | None = None
+        self.forensics: CacheForensics | None = None
         # Ordered, with removal of any request in O(1).
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: list[Request] = []
@@ -148,14 +151,17 @@ class Scheduler:
         if not self._has_prefix_cache:
             return
         width = self.pool.block_tokens
+        start = request.num_published
         while request.num_published < computed // width:
-            start = request.num_published * width
+            at = request.num_published * width
             request.chain = self.pool.publish(
                 request.blocks[request.num_published],
                 chain=request.chain,
-                tokens=tuple(request.tokens[start : start + width]),
+                tokens=tuple(request.tokens[at : at + width]),
             )
             request.num_published += 1
+        if self.forensics is not None and request.num_published > start:
+            self.forensics.published(request, start=start)
 
     def _plan_running(self, slices: list[Slice], preempted: list[Request]) -> int:
         left = self._token_budget

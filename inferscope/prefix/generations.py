@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from itertools import repeat
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -17,7 +18,7 @@ class Generations(Generic[Key, Value]):
     order of use costs twice the memory and a deletion per entry.
 
     Attributes:
-        young: newest entries; a hot loop may store here and call `turn` itself.
+        young: newest entries; the caller may replace them.
         old: entries before them; an entry of `young` hides an equal key here.
         half: number of young entries at which the halves turn.
     """
@@ -38,6 +39,16 @@ class Generations(Generic[Key, Value]):
         self.young[key] = value
         if len(self.young) >= self.half:
             self.turn()
+
+    def put_all(self, keys: Sequence[Key], value: Value) -> None:
+        """Store one value for several keys."""
+        at = 0
+        while at < len(keys):
+            part = keys[at : at + self.half - len(self.young)]
+            self.young.update(zip(part, repeat(value)))
+            at += len(part)
+            if len(self.young) >= self.half:
+                self.turn()
 
     def get(self, key: Key) -> Value | None:
         """Return the newest value of a key, or None."""

@@ -5,13 +5,17 @@
 
 Keys stand for a block and all blocks before it: the engine's own hashes, or those of
 `keys.py`. They stay in the process.
+
+A block leaves a cache after those behind it in a prompt. So the blocks of a prompt that were lost
+follow one another, the last losses first, and where a class ends is found by bisection: a lookup of
+thousands of blocks takes a dozen questions.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from time import monotonic_ns
@@ -20,14 +24,15 @@ from typing import NamedTuple
 import msgspec
 
 from inferscope.prefix.generations import Generations
+from inferscope.prefix.tree import PrefixTree, Stretches, value_at
 
 MOST_GHOSTS = 131_072
 """Evicted blocks remembered: 22 MB with keys of 32 bytes."""
 MOST_SEEN = 65_536
-"""Keys of earlier prompts remembered where evictions cannot be seen: 5 MB."""
+"""Keys of earlier prompts remembered where evictions cannot be seen: 3 MB."""
 _MOST_BATCHES = 16_384
-_MOST_EVICTORS = 4096
-"""Requests remembered of evictions of unknown blocks: a search of all of them takes 0.5 ms."""
+_MOST_EVICTORS = 1024
+"""Requests remembered of evictions of unknown blocks: a search of all of them takes 0.2 ms."""
 MOST_EVICTORS = 8
 """Requests listed as possible evictors."""
 
@@ -72,6 +77,16 @@ class Outcome(msgspec.Struct):
     off_reason: str = ""
 
 
+class _Prompt(NamedTuple):
+    """A prompt that is looked up."""
+
+    keys: Sequence[Hashable]
+    lost: Stretches
+    """Its prefix among those that lost their last blocks, with the batches."""
+    seen: Stretches
+    """Its prefix among those that were in the cache, with the times; empty if that is not kept."""
+
+
 class BlockHistory:
     """Evictions and resets of one cache, in bounded memory.
 
@@ -105,10 +120,12 @@ class BlockHistory:
         self._num_batches = 0
         self._evictor = -1
         self._others: tuple[int, ...] = ()
-        self._seen: Generations[Hashable, int] | None = None
-        """Time at which a prompt with this block was admitted last."""
-        if is_inferring:
-            self._seen = Generations(most_seen)
+        self._resets: deque[int] = deque(maxlen=2)
+        """Batches of the last resets; what was lost before an earlier one is forgotten."""
+        self._seen = PrefixTree(most_seen) if is_inferring else None
+        """Prefixes that were in the cache, and when."""
+        self._lost = PrefixTree(most_ghosts)
+        """Prefixes that lost their last blocks, and each block's batch; 0 if it is not lost."""
         self._rounds: deque[Round] = deque()
         self._num_round_evictors = 0
         self._rounds_since_ns = -1
@@ -117,7 +134,7 @@ class BlockHistory:
     @property
     def num_ghosts(self) -> int:
         """Number of evicted blocks remembered."""
-        return len(self._ghosts)
+        return len(self._ghosts) + len(self._lost)
 
     @property
     def num_seen(self) -> int:
@@ -139,16 +156,21 @@ class BlockHistory:
         self._others = others
         self._batch = 0
 
-    def evicted(self, key: Hashable) -> None:
-        """Note that a block was evicted. Hot: 0.2 µs per block, for a key with a known hash."""
-        batch = self._batch
-        if not batch:
-            loss = Loss(self._now(), self._evictor, self._others)
-            batch = self._batch = self._begin(loss)
-        ghosts = self._ghosts
-        ghosts.young[key] = batch
-        if len(ghosts.young) >= ghosts.half:
-            ghosts.turn()
+    def evicted(self, keys: Sequence[Hashable]) -> None:
+        """Note that blocks were evicted."""
+        if keys:
+            self._ghosts.put_all(keys, self._current_batch())
+
+    def evicted_run(self, keys: Sequence[Hashable], start: int, end: int) -> None:
+        """Note that blocks were evicted that follow one another; faster than by their keys.
+
+        Args:
+            keys: key of each block of a prompt, from the first one on.
+            start: number of the first evicted block.
+            end: number behind the last one.
+        """
+        if start < end:
+            self._lost.store(keys, end, self._current_batch(), start=start)
 
     def evicted_tokens(self, num_tokens: int, evictors: tuple[int, ...] | None = None) -> None:
         """Note that blocks were evicted which cannot be identified.
@@ -173,10 +195,12 @@ class BlockHistory:
         """Note that the cache was reset, and these blocks were in it."""
         self.last_reset_ns = self._now()
         batch = self._begin(Loss(self.last_reset_ns, -1), sign=-1)
+        self._resets.append(-batch)
         self._batch = 0
         ghosts = self._ghosts
         ghosts.turn()
         ghosts.young = dict.fromkeys(islice(keys, ghosts.half - 1), batch)
+        self._lost.turn()
 
     def account(
         self,
@@ -208,10 +232,13 @@ class BlockHistory:
         whole = max(top, num_tokens // page * page)
         outcome = Outcome(hit=hit, rule=whole - top, rounding=num_tokens - whole)
         start = min(top, hit + num_dropped) if hit else 0
-        end = self._walk(outcome, start, top, keys, list(pending))
+        prompt = _Prompt(keys, self._lost.stretches(keys), [])
+        if self._seen is not None and start < top:
+            prompt = prompt._replace(seen=self._seen.stretches(keys))
+        end = self._walk(outcome, start, top, prompt, list(pending))
         outcome.unmatched = top - end + start - hit
-        if self._seen is not None and outcome.unmatched:
-            self._infer(outcome, end, top, keys)
+        if prompt.seen and outcome.unmatched:
+            self._infer(outcome, end, top, prompt.seen)
         return outcome
 
     def not_asked(self, num_tokens: int, hit: int, reason: str) -> Outcome:
@@ -224,48 +251,48 @@ class BlockHistory:
         outcome: Outcome,
         at: int,
         top: int,
-        keys: Sequence[Hashable],
+        prompt: _Prompt,
         pending: list[tuple[int, Sequence[Hashable]]],
     ) -> int:
         """Count tokens whose blocks were lost or are being computed; return where they end."""
-        width = self.block_tokens
-        in_young, in_old = self._ghosts.young.get, self._ghosts.old.get
-        current: int | None = None
-        """Batch of the lost blocks since `at`; blocks that left together are counted together."""
+        width, keys = self.block_tokens, prompt.keys
         # The last block ends behind `top` if the engine reuses single tokens and computes one.
         stop = min(-(-top // width), len(keys)) if at < top else 0
-        is_inferring = self._seen is not None
-        seen = Generations[Hashable, int](0) if self._seen is None else self._seen
-        in_seen_young, in_seen_old = seen.young.get, seen.old.get
-        of_batch, lost_ns = 0, 0
-        first = at // width
-        for number, key in enumerate(islice(keys, first, stop), first):
-            batch = in_young(key) or in_old(key)
-            if batch is not None:
-                if batch != of_batch:
-                    of_batch, lost_ns = batch, self._lost_ns(batch)
-                if is_inferring and (in_seen_young(key) or in_seen_old(key) or -1) > lost_ns:
-                    batch = None  # it was put into the cache again
-                elif batch == current:
-                    continue
-            if current is not None:
-                self._lose(outcome, current, number * width - at)
-                at = number * width
-            current = batch
-            if batch is None:
-                twin = _computing(pending, number, key)
+        number = at // width
+        while number < stop:
+            batch = self._batch_of(prompt, number)
+            if batch:
+                number = self._end_of_loss(prompt, number, stop, batch)
+                end = min(number * width, top)
+                self._lose(outcome, batch, end - at)
+            else:
+                twin, number = _computing(pending, number, stop, keys)
                 if twin is None:
-                    return at
-                end = min((number + 1) * width, top)
+                    break
+                end = min(number * width, top)
                 outcome.pending += end - at
-                at = end
                 if outcome.twin < 0:
                     outcome.twin = twin
-        if current is not None:
-            end = min(stop * width, top)
-            self._lose(outcome, current, end - at)
             at = end
         return at
+
+    def _batch_of(self, prompt: _Prompt, number: int) -> int:
+        """Return the batch in which a block was lost, 0 if it was not."""
+        key, ghosts = prompt.keys[number], self._ghosts
+        batch = ghosts.young.get(key) or ghosts.old.get(key) or value_at(prompt.lost, number) or 0
+        if batch and (value_at(prompt.seen, number) or -1) > self._lost_ns(batch):
+            return 0  # it was put into the cache again
+        return batch
+
+    def _end_of_loss(self, prompt: _Prompt, number: int, stop: int, batch: int) -> int:
+        """Return where the blocks end that were lost in this way: by a reset, or since the last."""
+        oldest = -batch if batch < 0 else 1 + max((r for r in self._resets if r < batch), default=0)
+        return bisect_left(
+            range(stop),
+            True,
+            number + 1,
+            key=lambda at: abs(self._batch_of(prompt, at)) < oldest,
+        )
 
     def _lost_ns(self, batch: int) -> int:
         """Return when the blocks of a batch were lost; if that is forgotten, the end of time."""
@@ -288,19 +315,12 @@ class BlockHistory:
                 outcome.evictors = (loss.evictor, *loss.others)[:MOST_EVICTORS]
         outcome.evicted += num_tokens
 
-    def _infer(self, outcome: Outcome, at: int, top: int, keys: Sequence[Hashable]) -> None:
+    def _infer(self, outcome: Outcome, at: int, top: int, seen: list[tuple[int, int]]) -> None:
         """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
-        assert self._seen is not None
-        width, first = self.block_tokens, at // self.block_tokens
-        since_ns = self._seen.get(keys[first]) if first < len(keys) else None
+        since_ns = value_at(seen, at // self.block_tokens)
         if since_ns is None:
             return
-        # `remember` notes a prefix with all of its own, so whatever is seen begins the prompt.
-        young, old = self._seen.young, self._seen.old
-        number = bisect_left(
-            keys, True, first + 1, key=lambda key: key not in young and key not in old
-        )
-        end = min(number * width, top)
+        end = min(seen[-1][0] * self.block_tokens, top)
         if since_ns <= self.last_reset_ns:
             outcome.unmatched -= end - at
             outcome.is_inferred = True
@@ -308,32 +328,41 @@ class BlockHistory:
             if outcome.evicted_ns is None:
                 outcome.evicted_ns = self.last_reset_ns
             return
-        tokens_by_evictor: Counter[int] = Counter()
+        tokens_by_evictor: dict[int, int] = {}
         if since_ns > self._rounds_since_ns:  # else any request may have been the evictor
-            for at_ns, evictors, num in tuple(self._rounds):  # another thread may add one
-                if at_ns >= since_ns:
-                    share = -(-num // len(evictors))
-                    tokens_by_evictor.update(dict.fromkeys(evictors, share))
-                    outcome.evicted_ns = at_ns
+            rounds = tuple(self._rounds)  # another thread may add one
+            num_before = bisect_left(rounds, since_ns, key=lambda each: each.at_ns)
+            for _, evictors, num in rounds[num_before:]:
+                share = num if len(evictors) == 1 else -(-num // len(evictors))
+                for evictor in evictors:
+                    tokens_by_evictor[evictor] = tokens_by_evictor.get(evictor, 0) + share
             if not tokens_by_evictor:  # nothing has left the cache: not an eviction
                 return
+            outcome.evicted_ns = rounds[-1].at_ns
         outcome.unmatched -= end - at
         outcome.is_inferred = True
         if not outcome.evicted:
             outcome.num_evictors = len(tokens_by_evictor)
-            listed = tokens_by_evictor.most_common(MOST_EVICTORS)
-            outcome.evictors = tuple(evictor for evictor, _ in listed)
-            outcome.evictor = outcome.evictors[0] if listed else -1
+            by_tokens = sorted(tokens_by_evictor, key=tokens_by_evictor.__getitem__, reverse=True)
+            outcome.evictors = tuple(by_tokens[:MOST_EVICTORS])
+            outcome.evictor = by_tokens[0] if by_tokens else -1
         outcome.evicted += end - at
 
-    def remember(self, keys: Sequence[Hashable]) -> None:
-        """Note the blocks of an admitted prompt, where evictions have to be derived."""
-        seen = self._seen
-        if seen is None:
-            return
-        seen.young.update(dict.fromkeys(islice(keys, seen.half), self._now()))
-        if len(seen.young) >= seen.half:
-            seen.turn()
+    def remember(self, keys: Sequence[Hashable], num: int | None = None) -> None:
+        """Note that blocks of a prompt are in the cache, where evictions have to be derived.
+
+        Args:
+            keys: key of each block of the prompt.
+            num: number of its first blocks; None for all.
+        """
+        if self._seen is not None:
+            self._seen.store(keys, len(keys) if num is None else num, self._now())
+
+    def _current_batch(self) -> int:
+        """Return the batch of the evictions since `make_room_for`."""
+        if not self._batch:
+            self._batch = self._begin(Loss(self._now(), self._evictor, self._others))
+        return self._batch
 
     def _begin(self, loss: Loss, *, sign: int = 1) -> int:
         self._num_batches += 1
@@ -343,10 +372,12 @@ class BlockHistory:
 
 
 def _computing(
-    pending: list[tuple[int, Sequence[Hashable]]], number: int, key: Hashable
-) -> int | None:
-    """Return the request that is computing a block, or None."""
-    for index, keys in pending:
-        if number < len(keys) and keys[number] == key:
-            return index
-    return None
+    pending: list[tuple[int, Sequence[Hashable]]], number: int, stop: int, keys: Sequence[Hashable]
+) -> tuple[int | None, int]:
+    """Return the request that is computing a block, and where the blocks end that it has too."""
+    for index, others in pending:
+        if number < len(others) and others[number] == keys[number]:
+            most = range(min(stop, len(others)))
+            end = bisect_left(most, True, number + 1, key=lambda at: others[at] != keys[at])
+            return index, end
+    return None, number

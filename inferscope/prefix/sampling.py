@@ -8,10 +8,9 @@ be computed from a guessed text.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
-import re
+from hashlib import blake2s
 
 import msgspec
 
@@ -23,7 +22,7 @@ _AIM = 8192
 """Sampled blocks among those of a cache eight times as large."""
 _LARGER = 8
 _STEPS = 1 << 16
-_CANDIDATE = re.compile(b"\1")
+_CANDIDATE = b"\1"
 _REST_BYTES = 6
 
 
@@ -42,7 +41,7 @@ class BlockSampler:
         """Choose the rate for a cache of a number of blocks."""
         key = random.SystemRandom()
         self._first, self._second = (key.sample(range(256), 256) for _ in range(2))
-        self._secret = hashlib.sha256(os.urandom(32))
+        self._secret = os.urandom(32)
         self._most = most
         rate = _AIM / (_LARGER * max(1, num_cache_blocks))
         self._limit = min(_STEPS, max(1, round(rate * _STEPS)))
@@ -72,20 +71,22 @@ class BlockSampler:
             picked = self._pick(raw_keys, width)[: self._most]
         digests = []
         for number, rank in picked:
-            state = self._secret.copy()
-            state.update(raw_keys[number * width : (number + 1) * width])
-            digests.append(state.digest()[:_REST_BYTES] + rank.to_bytes(2, "little"))
+            block = raw_keys[number * width : (number + 1) * width]
+            rest = blake2s(block, key=self._secret, digest_size=_REST_BYTES).digest()
+            digests.append(rest + rank.to_bytes(2, "little"))
         return Sample(num_blocks, self.rate, b"".join(digests))
 
     def _pick(self, raw_keys: bytes, width: int) -> list[tuple[int, int]]:
         """Return number and rank of the sampled blocks; a rank is below the limit."""
         candidates = raw_keys[::width].translate(self._table)
         picked = []
-        for match in _CANDIDATE.finditer(candidates):
-            at = match.start() * width
+        number = candidates.find(_CANDIDATE)
+        while number >= 0:
+            at = number * width
             rank = self._first[raw_keys[at]] << 8 | self._second[raw_keys[at + 1]]
             if rank < self._limit:
-                picked.append((match.start(), rank))
+                picked.append((number, rank))
+            number = candidates.find(_CANDIDATE, number + 1)
         return picked
 
     def _make_table(self) -> None:

@@ -1,7 +1,7 @@
 """Watch of one prefix cache, called by an engine's core: evictions, resets and admissions.
 
     watch = CacheWatch.open(probe, block_tokens=16, num_blocks=4096)
-    watch.make_room_for(index); watch.evicted(key); ...    # while blocks are allocated
+    watch.make_room_for(index); watch.evicted(keys)    # while blocks are allocated
     watch.admitted(index, num_tokens=100, hit=48, keys=keys, raw_keys=packed(keys))
 
 `inferscope.prefix` does the work. A fault in it ends the forensics, once, and nothing else.
@@ -79,12 +79,27 @@ class CacheWatch:
         if self.history is not None:
             self.history.make_room_for(index, *others)
 
-    def evicted(self, key: Hashable) -> None:
-        """Note that a cached block was evicted."""
+    def evicted(self, keys: Sequence[Hashable]) -> None:
+        """Note that cached blocks were evicted."""
         history = self.history
         if history is not None:
             try:
-                history.evicted(key)
+                history.evicted(keys)
+            except Exception as error:
+                self.fail(error)
+
+    def evicted_run(self, keys: Sequence[Hashable], start: int, end: int) -> None:
+        """Note that cached blocks were evicted that follow one another; faster than by their keys.
+
+        Args:
+            keys: key of each block of a prompt, from the first one on.
+            start: number of the first evicted block.
+            end: number behind the last one.
+        """
+        history = self.history
+        if history is not None:
+            try:
+                history.evicted_run(keys, start, end)
             except Exception as error:
                 self.fail(error)
 
@@ -109,9 +124,14 @@ class CacheWatch:
             except Exception as error:
                 self.fail(error)
 
-    def stored(self, keys: Sequence[Hashable]) -> None:
-        """Note blocks that are in the cache, where evictions are derived."""
-        self._guard(lambda history: history.remember(keys))
+    def stored(self, keys: Sequence[Hashable], num: int | None = None) -> None:
+        """Note that the first blocks of a prompt are in the cache, where evictions are derived.
+
+        Args:
+            keys: key of each block of the prompt.
+            num: number of the blocks; None for all.
+        """
+        self._guard(lambda history: history.remember(keys, num))
 
     def admitted(
         self,

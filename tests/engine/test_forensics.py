@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inferscope.engine.core import Engine
-from inferscope.engine.request import Sampling
+from inferscope.engine.request import BadRequest, Sampling
 from inferscope.records import (
     LOOKUP_CLASSES,
     CacheLookup,
@@ -119,6 +119,25 @@ def test_a_disabled_cache_says_so(observe: Any) -> None:
     (lookup,) = seen.lookups()
     assert seen.classes() == [{"off": 20}]
     assert lookup.off_reason == "the prefix cache is disabled"
+
+
+def test_a_prompt_of_wrong_tokens_is_rejected_as_without_an_observation(observe: Any) -> None:
+    seen = observe(num_blocks=8, max_model_tokens=120)
+    seen.serve(seen.prompt(20))  # from here on, keys are computed where a prompt is submitted
+    for prompt in ([-1] * 20, [2**70] * 20, [3] * 500, []):
+        with pytest.raises(BadRequest):
+            seen.engine.submit(prompt)
+    seen.serve(seen.prompt(20))
+    assert seen.classes() == [{"unmatched": 16, "rounding": 4}] * 2
+
+
+def test_output_that_was_evicted_is_recognised_in_the_next_turn(observe: Any) -> None:
+    seen = observe(num_blocks=8, max_model_tokens=120)
+    first = seen.prompt(30)
+    (output,) = seen.engine.generate([first], Sampling(max_tokens=40, ignore_eos=True))
+    seen.serve(seen.prompt(100))
+    seen.serve([*first, *output, 3])
+    assert seen.classes()[-1] == {"hit": 16, "evicted": 48, "rounding": 7}
 
 
 def test_a_prompt_below_one_block_is_rounding(observe: Any) -> None:

@@ -44,6 +44,7 @@ class CacheRecorder:
             off: reason why no prompt is looked up; empty if prompts are.
         """
         self._watch = watch
+        self._block_tokens = block_tokens
         self._block_bytes = block_tokens * _TOKEN_BYTES
         self._off = off
         self._prefills: dict[int, list[int]] = {}
@@ -72,7 +73,7 @@ class CacheRecorder:
         if off:
             watch.not_asked(followed.index, num_tokens=num_tokens, hit=hit, reason=off)
             return
-        keys = block_keys(_raw(prompt), self._block_bytes, first_key(_namespace(request)))
+        keys = block_keys(_cells(prompt), self._block_bytes, first_key(_namespace(request)))
         watch.admitted(
             followed.index,
             num_tokens=num_tokens,
@@ -105,13 +106,12 @@ class CacheRecorder:
             self._running.pop(index, None)
         if up_to >= len(request.origin_input_ids):
             self._prefills.pop(index, None)
-        num = up_to * _TOKEN_BYTES // self._block_bytes
-        if num > len(keys):  # with output tokens
-            done = len(keys) * self._block_bytes // _TOKEN_BYTES
-            raw = _raw(request.full_untruncated_fill_ids[done:up_to])
+        num, done = up_to // self._block_tokens, len(keys)
+        if num > done:  # with output tokens
+            tokens = request.full_untruncated_fill_ids[done * self._block_tokens : up_to]
             last = keys[-1] if keys else first_key(_namespace(request))
-            keys = keys + block_keys(raw, self._block_bytes, last)
-        self._watch.stored(keys[:num])
+            keys = keys + block_keys(_cells(tokens), self._block_bytes, last)
+        self._watch.stored(keys, num)
 
     def preparing(self, batch: Any) -> None:
         """Note the batch for which room may be made from here on."""
@@ -130,8 +130,7 @@ class CacheRecorder:
     def removed(self, node: Any) -> None:
         """Note a node that is being evicted."""
         if not self._off:
-            for key in self._nodes.of(node):
-                self._watch.evicted(key)
+            self._watch.evicted_run(*self._nodes.of(node))
 
     def evicted(self, result: Any) -> None:
         """Note how many tokens left the tree; those in a batch share them."""
@@ -165,12 +164,12 @@ class NodeKeys:
         self._end_by_node: dict[int, int] = {}
         """Number of tokens up to the end of each node of the path."""
 
-    def of(self, node: Any) -> list[int]:
-        """Return the keys of the whole blocks of which a node holds tokens."""
+    def of(self, node: Any) -> tuple[list[int], int, int]:
+        """Return the keys of a node's path, and which are of whole blocks that it has tokens of."""
         if node.id not in self._end_by_node:
             self._read(node)
         end, width = self._end_by_node[node.id], self._block_tokens
-        return self._keys[(end - len(node.key)) // width : end // width]
+        return self._keys, (end - len(node.key)) // width, end // width
 
     def _read(self, leaf: Any) -> None:
         """Compute the keys of the path to a node."""
@@ -179,15 +178,15 @@ class NodeKeys:
             path.append(node)
             node = node.parent
         path.reverse()
-        end, pieces = 0, []
+        end, cells = 0, array("q")
         self._end_by_node.clear()
         for node in path:
-            num = len(node.key)  # keys of pairs of tokens hold one more
-            pieces.append(_raw(node.key.token_ids[:num]))
+            num, tokens = len(node.key), node.key.token_ids  # keys of pairs of tokens hold one more
+            cells.extend(tokens if len(tokens) == num else tokens[:num])
             end += num
             self._end_by_node[node.id] = end
         block_bytes = self._block_tokens * _TOKEN_BYTES
-        self._keys = block_keys(b"".join(pieces), block_bytes, first_key(_namespace(leaf.key)))
+        self._keys = block_keys(cells, block_bytes, first_key(_namespace(leaf.key)))
 
 
 class CacheHooks:
@@ -322,5 +321,5 @@ def _namespace(owner: Any) -> object:
     return getattr(owner, "extra_key", None), getattr(owner, "cache_salt", None) or None
 
 
-def _raw(tokens: Sequence[int]) -> bytes:
-    return (tokens if isinstance(tokens, array) else array("q", tokens)).tobytes()
+def _cells(tokens: Sequence[int]) -> array[int]:
+    return tokens if isinstance(tokens, array) else array("q", tokens)

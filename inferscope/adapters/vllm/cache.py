@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from inferscope.adapters.patching import Around, Direct, Patches
@@ -73,16 +74,13 @@ class CacheRecorder:
             return
         watch = self._watch
         try:
-            owner_by_block = _owners(output)
-            owner: str | None = ""
+            owner_of = _owners(output).get
             # Not an iteration: on an overdue flush the engine's thread may add more meanwhile.
-            for _ in range(len(evicted)):
-                key, block = evicted.popleft()
-                if owner_by_block.get(block) != owner:
-                    owner = owner_by_block.get(block)
-                    index = None if owner is None else index_of(owner)
-                    watch.make_room_for(-1 if index is None else index)
-                watch.evicted(key[_HASH])
+            noted = [evicted.popleft() for _ in range(len(evicted))]
+            for owner, blocks in groupby(noted, key=lambda each: owner_of(each[1])):
+                index = None if owner is None else index_of(owner)
+                watch.make_room_for(-1 if index is None else index)
+                watch.evicted([key[_HASH] for key, _ in blocks])
             watch.make_room_for(-1)
         except Exception as error:
             self.evicted.clear()
