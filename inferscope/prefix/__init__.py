@@ -1,6 +1,6 @@
 """Forensics of the prefix cache: why tokens were not in it, in bounded memory of the engine."""
 
-from inferscope.prefix.keys import Cells, block_keys, first_key, packed
+from inferscope.prefix.keys import block_keys, first_key, packed
 from inferscope.prefix.likeness import Likeness, Namespace, PromptHistory
 from inferscope.prefix.lookups import BlockHistory, Outcome
 from inferscope.prefix.mode import VARIABLE, Mode, cache_mode
@@ -10,7 +10,6 @@ __all__ = [
     "VARIABLE",
     "BlockHistory",
     "BlockSampler",
-    "Cells",
     "Likeness",
     "Mode",
     "Namespace",
