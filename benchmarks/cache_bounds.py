@@ -160,7 +160,7 @@ class Pool:
         num_evicted = max(0, len(blocks) - POOL_BLOCKS)
         evicted = [blocks.popitem(last=False)[0] for _ in range(num_evicted)]
         if watch is not None:
-            watch.evicted(evicted)
+            watch.evicted_blocks(evicted)
 
 
 def hashes(asked: Asked) -> list[bytes]:

@@ -92,7 +92,8 @@ def costs(num_tokens: int) -> dict[str, Any]:
 
     def evict() -> None:
         watch.make_room_for(index)
-        watch.evicted([one[:-4] for one in lost])  # as in the adapter: without the group of layers
+        # As in the adapter: without the group of layers.
+        watch.evicted_blocks([one[:-4] for one in lost])
 
     found["evicted_block_us"] = spent_us(evict, len(lost))
     found["core_evicted_us"] = spent_us(lambda: admit(same, 0))
@@ -130,7 +131,7 @@ def memory() -> dict[str, float]:
     for at in range(MOST_GHOSTS // 2 * 3 - 1):
         if at % 4 == 0:
             blocks.make_room_for(at)
-        blocks.evicted([key.randbytes(32)])
+        blocks.evicted_blocks([key.randbytes(32)])
     return {
         "prompts_mb": round(compared - before, 1),
         "blocks_mb": round(resident_mb() - compared, 1),

@@ -2,8 +2,8 @@
 
 A block has a key of its content and of all before it, so an evicted one is recognised in a later
 prompt.
-The keys of a prompt are computed by the thread that submits it: for 32k tokens that takes longer
-than all the rest, and the step loop need not wait for it.
+The keys of a prompt are computed by the thread that submits it. For 32k tokens that takes longer
+than the lookup and the records together, and the step loop need not wait for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class CacheForensics:
         if not self._is_enabled:
             return None
         since_ns = self._watch.now()
-        keys = block_keys(array("I", prompt), self._block_bytes, first_key(root))
+        # Of bytes, an array takes the memory, not the items.
+        cells = array("I", prompt if isinstance(prompt, list) else list(prompt))
+        keys = block_keys(cells, self._block_bytes, first_key(root))
         return PromptKeys(keys, packed(keys), self._watch.now() - since_ns)
 
     def make_room_for(self, index: int) -> None:
@@ -68,15 +70,13 @@ class CacheForensics:
             cells = array("I", request.tokens[len(keys) * width : end * width])
             last = keys[-1] if keys else first_key(request.root)
             keys += block_keys(cells, self._block_bytes, last)
-        if request.ever_computed >= request.num_prompt:
-            self._prefills.pop(request, None)
         # A block whose content another one holds stays private, and its key is never asked for.
         self._key_by_block.update(zip(request.blocks[start:end], keys[start:end], strict=True))
 
     def evicted(self, blocks: Sequence[int]) -> None:
         """Note that published blocks were evicted."""
         keys = map(self._key_by_block.get, blocks)
-        self._watch.evicted([key for key in keys if key is not None])  # known since observed
+        self._watch.evicted_blocks([key for key in keys if key is not None])  # known since observed
 
     def admitted(self, request: Request) -> None:
         """Record what a request found at its first admission."""
@@ -89,8 +89,8 @@ class CacheForensics:
             reason = "the prefix cache is disabled"
             self._watch.not_asked(index, num_tokens=num_tokens, reason=reason)
             return
-        since_ns = self._watch.now()
         keys, raw_keys, spent_ns = self._keys_of(request)
+        since_ns = self._watch.now()
         self._prefills = {
             other: other_keys
             for other, other_keys in self._prefills.items()

@@ -138,6 +138,7 @@ class PromptKeys(NamedTuple):
     """Keys of the content of a request's blocks, by which the prefix cache is observed."""
 
     keys: list[int]
+    """Keys of the prompt's blocks; those of blocks that hold output are appended."""
     packed: bytes
     """Keys of the prompt's blocks one after another."""
     spent_ns: int

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 Cells: TypeAlias = "array[int] | bytes"
+"""Tokens one after another, in any encoding of a fixed width."""
 
 
 def first_key(namespace: object = None) -> int:
@@ -27,7 +28,7 @@ def block_keys(cells: Cells, block_bytes: int, key: int | None = None) -> list[i
     """Return the key of each whole block of a prompt.
 
     Args:
-        cells: the prompt's tokens, in any encoding of a fixed width.
+        cells: the prompt's tokens.
         block_bytes: length of a block in that encoding.
         key: key of the prefix before them; None for that of an empty one.
     """

@@ -8,7 +8,9 @@ Keys stand for a block and all blocks before it: the engine's own hashes, or tho
 
 A block leaves a cache after those behind it in a prompt. So the blocks of a prompt that were lost
 follow one another, the last losses first, and where a class ends is found by bisection: a lookup of
-thousands of blocks takes a dozen questions.
+thousands of blocks takes a dozen questions. There is an exception: blocks behind a private copy of
+a cached one, in the reference engine, may outlive it. They cannot be reached once it has left, and
+whether they count as evicted depends on where the bisection asks.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from heapq import nlargest
 from itertools import islice
 from time import monotonic_ns
 from typing import NamedTuple
@@ -24,15 +27,16 @@ from typing import NamedTuple
 import msgspec
 
 from inferscope.prefix.generations import Generations
-from inferscope.prefix.tree import PrefixTree, Stretches, value_at
+from inferscope.prefix.tree import PrefixTree, Runs, time_at
 
 MOST_GHOSTS = 131_072
 """Evicted blocks remembered: 22 MB with keys of 32 bytes."""
 MOST_SEEN = 65_536
-"""Keys of earlier prompts remembered where evictions cannot be seen: 3 MB."""
+"""Keys of earlier prompts remembered where evictions cannot be seen: 3 MB, or 14 MB if each prompt
+has one block."""
 _MOST_BATCHES = 16_384
-_MOST_EVICTORS = 1024
-"""Requests remembered of evictions of unknown blocks: a search of all of them takes 0.2 ms."""
+_MOST_EVICTORS = 4096
+"""Requests remembered of evictions of unknown blocks: a search of all of them takes 0.6 ms."""
 MOST_EVICTORS = 8
 """Requests listed as possible evictors."""
 
@@ -77,16 +81,6 @@ class Outcome(msgspec.Struct):
     off_reason: str = ""
 
 
-class _Prompt(NamedTuple):
-    """A prompt that is looked up."""
-
-    keys: Sequence[Hashable]
-    lost: Stretches
-    """Its prefix among those that lost their last blocks, with the batches."""
-    seen: Stretches
-    """Its prefix among those that were in the cache, with the times; empty if that is not kept."""
-
-
 class BlockHistory:
     """Evictions and resets of one cache, in bounded memory.
 
@@ -120,12 +114,10 @@ class BlockHistory:
         self._num_batches = 0
         self._evictor = -1
         self._others: tuple[int, ...] = ()
-        self._resets: deque[int] = deque(maxlen=2)
+        self._resets: tuple[int, ...] = ()
         """Batches of the last resets; what was lost before an earlier one is forgotten."""
         self._seen = PrefixTree(most_seen) if is_inferring else None
         """Prefixes that were in the cache, and when."""
-        self._lost = PrefixTree(most_ghosts)
-        """Prefixes that lost their last blocks, and each block's batch; 0 if it is not lost."""
         self._rounds: deque[Round] = deque()
         self._num_round_evictors = 0
         self._rounds_since_ns = -1
@@ -134,7 +126,7 @@ class BlockHistory:
     @property
     def num_ghosts(self) -> int:
         """Number of evicted blocks remembered."""
-        return len(self._ghosts) + len(self._lost)
+        return len(self._ghosts)
 
     @property
     def num_seen(self) -> int:
@@ -156,21 +148,10 @@ class BlockHistory:
         self._others = others
         self._batch = 0
 
-    def evicted(self, keys: Sequence[Hashable]) -> None:
+    def evicted_blocks(self, keys: Sequence[Hashable]) -> None:
         """Note that blocks were evicted."""
         if keys:
             self._ghosts.put_all(keys, self._current_batch())
-
-    def evicted_run(self, keys: Sequence[Hashable], start: int, end: int) -> None:
-        """Note that blocks were evicted that follow one another; faster than by their keys.
-
-        Args:
-            keys: key of each block of a prompt, from the first one on.
-            start: number of the first evicted block.
-            end: number behind the last one.
-        """
-        if start < end:
-            self._lost.store(keys, end, self._current_batch(), start=start)
 
     def evicted_tokens(self, num_tokens: int, evictors: tuple[int, ...] | None = None) -> None:
         """Note that blocks were evicted which cannot be identified.
@@ -195,12 +176,12 @@ class BlockHistory:
         """Note that the cache was reset, and these blocks were in it."""
         self.last_reset_ns = self._now()
         batch = self._begin(Loss(self.last_reset_ns, -1), sign=-1)
-        self._resets.append(-batch)
+        # Replaced, not changed: another thread may be reading.
+        self._resets = (*self._resets[-1:], -batch)
         self._batch = 0
         ghosts = self._ghosts
         ghosts.turn()
         ghosts.young = dict.fromkeys(islice(keys, ghosts.half - 1), batch)
-        self._lost.turn()
 
     def account(
         self,
@@ -232,13 +213,11 @@ class BlockHistory:
         whole = max(top, num_tokens // page * page)
         outcome = Outcome(hit=hit, rule=whole - top, rounding=num_tokens - whole)
         start = min(top, hit + num_dropped) if hit else 0
-        prompt = _Prompt(keys, self._lost.stretches(keys), [])
-        if self._seen is not None and start < top:
-            prompt = prompt._replace(seen=self._seen.stretches(keys))
-        end = self._walk(outcome, start, top, prompt, list(pending))
+        seen = self._seen.runs(keys) if self._seen is not None and start < top else []
+        end = self._walk(outcome, start, top, keys, list(pending), seen)
         outcome.unmatched = top - end + start - hit
-        if prompt.seen and outcome.unmatched:
-            self._infer(outcome, end, top, prompt.seen)
+        if seen and outcome.unmatched:
+            self._infer(outcome, end, top, seen)
         return outcome
 
     def not_asked(self, num_tokens: int, hit: int, reason: str) -> Outcome:
@@ -251,18 +230,19 @@ class BlockHistory:
         outcome: Outcome,
         at: int,
         top: int,
-        prompt: _Prompt,
+        keys: Sequence[Hashable],
         pending: list[tuple[int, Sequence[Hashable]]],
+        seen: Runs,
     ) -> int:
         """Count tokens whose blocks were lost or are being computed; return where they end."""
-        width, keys = self.block_tokens, prompt.keys
+        width = self.block_tokens
         # The last block ends behind `top` if the engine reuses single tokens and computes one.
         stop = min(-(-top // width), len(keys)) if at < top else 0
         number = at // width
         while number < stop:
-            batch = self._batch_of(prompt, number)
+            batch = self._batch_of(number, keys, seen)
             if batch:
-                number = self._end_of_loss(prompt, number, stop, batch)
+                number = self._end_of_loss(number, stop, batch, keys, seen)
                 end = min(number * width, top)
                 self._lose(outcome, batch, end - at)
             else:
@@ -276,22 +256,24 @@ class BlockHistory:
             at = end
         return at
 
-    def _batch_of(self, prompt: _Prompt, number: int) -> int:
+    def _batch_of(self, number: int, keys: Sequence[Hashable], seen: Runs) -> int:
         """Return the batch in which a block was lost, 0 if it was not."""
-        key, ghosts = prompt.keys[number], self._ghosts
-        batch = ghosts.young.get(key) or ghosts.old.get(key) or value_at(prompt.lost, number) or 0
-        if batch and (value_at(prompt.seen, number) or -1) > self._lost_ns(batch):
+        key, ghosts = keys[number], self._ghosts
+        batch = ghosts.young.get(key) or ghosts.old.get(key) or 0
+        if batch and seen and (time_at(seen, number) or -1) > self._lost_ns(batch):
             return 0  # it was put into the cache again
         return batch
 
-    def _end_of_loss(self, prompt: _Prompt, number: int, stop: int, batch: int) -> int:
+    def _end_of_loss(
+        self, number: int, stop: int, batch: int, keys: Sequence[Hashable], seen: Runs
+    ) -> int:
         """Return where the blocks end that were lost in this way: by a reset, or since the last."""
         oldest = -batch if batch < 0 else 1 + max((r for r in self._resets if r < batch), default=0)
         return bisect_left(
             range(stop),
             True,
             number + 1,
-            key=lambda at: abs(self._batch_of(prompt, at)) < oldest,
+            key=lambda at: abs(self._batch_of(at, keys, seen)) < oldest,
         )
 
     def _lost_ns(self, batch: int) -> int:
@@ -317,7 +299,7 @@ class BlockHistory:
 
     def _infer(self, outcome: Outcome, at: int, top: int, seen: list[tuple[int, int]]) -> None:
         """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
-        since_ns = value_at(seen, at // self.block_tokens)
+        since_ns = time_at(seen, at // self.block_tokens)
         if since_ns is None:
             return
         end = min(seen[-1][0] * self.block_tokens, top)
@@ -343,9 +325,9 @@ class BlockHistory:
         outcome.is_inferred = True
         if not outcome.evicted:
             outcome.num_evictors = len(tokens_by_evictor)
-            by_tokens = sorted(tokens_by_evictor, key=tokens_by_evictor.__getitem__, reverse=True)
-            outcome.evictors = tuple(by_tokens[:MOST_EVICTORS])
-            outcome.evictor = by_tokens[0] if by_tokens else -1
+            listed = nlargest(MOST_EVICTORS, tokens_by_evictor, key=tokens_by_evictor.__getitem__)
+            outcome.evictors = tuple(listed)
+            outcome.evictor = listed[0] if listed else -1
         outcome.evicted += end - at
 
     def remember(self, keys: Sequence[Hashable], num: int | None = None) -> None:

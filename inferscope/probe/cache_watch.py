@@ -1,7 +1,7 @@
 """Watch of one prefix cache, called by an engine's core: evictions, resets and admissions.
 
     watch = CacheWatch.open(probe, block_tokens=16, num_blocks=4096)
-    watch.make_room_for(index); watch.evicted(keys)    # while blocks are allocated
+    watch.make_room_for(index); watch.evicted_blocks(keys)    # while blocks are allocated
     watch.admitted(index, num_tokens=100, hit=48, keys=keys, raw_keys=packed(keys))
 
 `inferscope.prefix` does the work. A fault in it ends the forensics, once, and nothing else.
@@ -79,27 +79,12 @@ class CacheWatch:
         if self.history is not None:
             self.history.make_room_for(index, *others)
 
-    def evicted(self, keys: Sequence[Hashable]) -> None:
+    def evicted_blocks(self, keys: Sequence[Hashable]) -> None:
         """Note that cached blocks were evicted."""
         history = self.history
         if history is not None:
             try:
-                history.evicted(keys)
-            except Exception as error:
-                self.fail(error)
-
-    def evicted_run(self, keys: Sequence[Hashable], start: int, end: int) -> None:
-        """Note that cached blocks were evicted that follow one another; faster than by their keys.
-
-        Args:
-            keys: key of each block of a prompt, from the first one on.
-            start: number of the first evicted block.
-            end: number behind the last one.
-        """
-        history = self.history
-        if history is not None:
-            try:
-                history.evicted_run(keys, start, end)
+                history.evicted_blocks(keys)
             except Exception as error:
                 self.fail(error)
 

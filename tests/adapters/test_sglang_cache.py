@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from inferscope.adapters.sglang.cache import CacheHooks, CacheRecorder
+from inferscope.adapters.sglang.cache import CacheHooks, CacheRecorder, NodeKeys
 from inferscope.adapters.sglang.scheduler import SchedulerWatch
 from inferscope.adapters.sglang.state import MARK, Followed
+from inferscope.prefix import block_keys, first_key
 from inferscope.records import LOOKUP_CLASSES, CacheLookup, ProbeHealth
 from tests.adapters.sglang_objects import Abort, Req
 from tests.probe.fakes import FakeClock, make_probe, of
@@ -206,6 +208,22 @@ def test_a_node_is_evicted_from_its_own_branch_alone(tmp_path: Path) -> None:
         {"hit": 40, "evicted": 56, "unmatched": 3, "rule": 1},
         {"hit": 99, "rule": 1},
     ]
+
+
+def test_nodes_have_the_keys_of_their_paths_in_whatever_order_they_are_read() -> None:
+    key = random.Random(4)
+    nodes = [Node(None, [])]
+    for _ in range(60):
+        tokens = [key.randrange(9) for _ in range(key.randrange(1, 90))]
+        nodes.append(Node(key.choice(nodes), tokens))
+    kept = NodeKeys(32)
+    for node in key.choices(nodes[1:], k=300):
+        path, above = list(node.key.token_ids), node.parent
+        while above is not None:
+            path = [*above.key.token_ids, *path]
+            above = above.parent
+        keys = block_keys(array("q", path), 32 * 8, first_key((None, None)))
+        assert kept.of(node) == keys[(len(path) - len(node.key)) // 32 :]
 
 
 def test_a_node_that_is_split_after_its_path_was_read_keeps_its_keys(tmp_path: Path) -> None:

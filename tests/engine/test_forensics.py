@@ -131,6 +131,15 @@ def test_a_prompt_of_wrong_tokens_is_rejected_as_without_an_observation(observe:
     assert seen.classes() == [{"unmatched": 16, "rounding": 4}] * 2
 
 
+def test_a_prompt_given_as_bytes_has_the_keys_of_its_items(observe: Any) -> None:
+    seen = observe(num_blocks=8, max_model_tokens=120)
+    first = bytes(seen.prompt(70))
+    seen.serve(list(first))
+    seen.serve(seen.prompt(100))
+    seen.serve(first)
+    assert seen.classes()[-1] == {"hit": 16, "evicted": 48, "rounding": 6}
+
+
 def test_output_that_was_evicted_is_recognised_in_the_next_turn(observe: Any) -> None:
     seen = observe(num_blocks=8, max_model_tokens=120)
     first = seen.prompt(30)

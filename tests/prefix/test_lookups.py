@@ -35,8 +35,8 @@ def test_lost_pending_and_unmatched_blocks_are_told_apart() -> None:  # words: o
     seen = history()
     keys = list("abcdef")
     seen.make_room_for(9)
-    seen.evicted(["c"])
-    seen.evicted(["b"])
+    seen.evicted_blocks(["c"])
+    seen.evicted_blocks(["b"])
     outcome = seen.account(27, 4, keys, pending=[(5, list("abcd"))])
     assert classes(outcome) == {
         "hit": 4, "evicted": 8, "pending": 4, "unmatched": 8, "rounding": 3
@@ -47,9 +47,9 @@ def test_lost_pending_and_unmatched_blocks_are_told_apart() -> None:  # words: o
 def test_each_allocation_has_its_own_time() -> None:
     seen = history()
     seen.make_room_for(1)
-    seen.evicted(["a"])
+    seen.evicted_blocks(["a"])
     seen.make_room_for(1)
-    seen.evicted(["b"])
+    seen.evicted_blocks(["b"])
     assert seen.account(9, 4, ["x", "b"]).evicted_ns == 2
     assert seen.account(9, 0, ["a", "b"]).evicted_ns == 1
 
@@ -57,9 +57,9 @@ def test_each_allocation_has_its_own_time() -> None:
 def test_room_for_several_lists_them_and_is_inferred() -> None:
     seen = history()
     seen.make_room_for(1, *range(2, 12))
-    seen.evicted(["a"])
+    seen.evicted_blocks(["a"])
     seen.make_room_for(20)
-    seen.evicted(["b"])
+    seen.evicted_blocks(["b"])
     several, one = seen.account(9, 0, ["a", "b"]), seen.account(9, 4, ["a", "b"])
     assert (several.evictor, several.num_evictors, several.is_inferred) == (1, 11, True)
     assert several.evictors == tuple(range(1, 1 + MOST_EVICTORS))
@@ -70,8 +70,8 @@ def test_an_evicted_block_that_came_back_before_a_reset_is_cleared() -> None:
     seen = history(is_inferring=True)
     seen.remember(["a", "b"])
     seen.make_room_for(3)
-    seen.evicted(["b"])
-    seen.evicted(["a"])
+    seen.evicted_blocks(["b"])
+    seen.evicted_blocks(["a"])
     assert classes(seen.account(9, 0, ["a", "b"])) == {"evicted": 8, "rounding": 1}
     seen.remember(["a", "b"])
     seen.cleared()
@@ -80,7 +80,7 @@ def test_an_evicted_block_that_came_back_before_a_reset_is_cleared() -> None:
 
 def test_blocks_of_a_reset_cache_are_cleared() -> None:
     seen = history()
-    seen.evicted(["c"])
+    seen.evicted_blocks(["c"])
     seen.cleared(["a", "b"])
     outcome = seen.account(13, 0, list("abc"))
     assert classes(outcome) == {"cleared": 8, "evicted": 4, "rounding": 1}
@@ -93,13 +93,26 @@ def test_blocks_of_a_reset_stay_cleared_however_many_were_evicted_since() -> Non
     seen.cleared(["a", "b"])
     for index in range(20_000):  # the circumstances of the reset are forgotten, its blocks are not
         seen.make_room_for(index)
-        seen.evicted([index])
+        seen.evicted_blocks([index])
     assert classes(seen.account(9, 0, ["a", "b"])) == {"cleared": 8, "rounding": 1}
+
+
+def test_losses_before_and_after_a_reset_are_told_apart() -> None:
+    seen = history()
+    keys = list("abcdef")
+    seen.make_room_for(1)
+    seen.evicted_blocks(["f", "e"])
+    seen.cleared(list("abcd"))
+    seen.make_room_for(2)
+    seen.evicted_blocks(["b", "a"])  # cached again before
+    outcome = seen.account(7 * WIDTH, 0, keys)
+    assert classes(outcome) == {"evicted": 4 * WIDTH, "cleared": 2 * WIDTH, "rule": WIDTH}
+    assert outcome.evictor == 2
 
 
 def test_pages_of_one_token_leave_no_rounding() -> None:
     seen = history(page_tokens=1)
-    seen.evicted(["b"])
+    seen.evicted_blocks(["b"])
     assert classes(seen.account(10, 5, ["a", "b"])) == {
         "hit": 5,
         "evicted": 3,
@@ -155,7 +168,7 @@ def test_the_evictor_is_unknown_once_evictions_since_then_are_forgotten() -> Non
     for batch in range(100):
         seen.remember([batch])
         seen.evicted_tokens(5, tuple(range(64 * batch + 2, 64 * batch + 66)))
-    assert seen.num_rounds == 16
+    assert seen.num_rounds == 64
     outcome = seen.account(12, 0, ["a", "b", "c"])
     assert classes(outcome) == {"evicted": 11, "rule": 1}
     assert (outcome.evictor, outcome.evictors, outcome.num_evictors) == (-1, (), 0)
@@ -166,13 +179,11 @@ def test_the_evictor_is_unknown_once_evictions_since_then_are_forgotten() -> Non
 class Cache:
     """A cache of blocks with LRU eviction, tail first, and the truth about each of its blocks."""
 
-    def __init__(self, size: int, seen: BlockHistory, *, tells_runs: bool = False) -> None:
+    def __init__(self, size: int, seen: BlockHistory) -> None:
         self.size = size
         self.seen = seen
-        self.tells_runs = tells_runs
         self.blocks: OrderedDict[int, None] = OrderedDict()
         self.evictor: dict[int, int] = {}
-        self.prompt_of: dict[int, list[int]] = {}
 
     def serve(self, index: int, keys: list[int], num_tokens: int) -> Outcome:
         most = max(0, num_tokens - 1) // WIDTH
@@ -181,27 +192,18 @@ class Cache:
         for key in reversed(keys):
             self.blocks[key] = None
             self.blocks.move_to_end(key)
-            self.prompt_of[key] = keys
         while len(self.blocks) > self.size:
             evicted, _ = self.blocks.popitem(last=False)
             self.evictor[evicted] = index
-            prompt = self.prompt_of[evicted]
-            at = prompt.index(evicted)
-            if self.tells_runs:
-                self.seen.evicted_run(prompt, at, at + 1)
-            else:
-                self.seen.evicted([evicted])
+            self.seen.evicted_blocks([evicted])
         return self.seen.account(num_tokens, num_hit * WIDTH, keys)
 
 
-@pytest.mark.parametrize("tells_runs", [False, True])
 @settings(max_examples=100)
-@given(seed=st.integers(0, 2**32), size=st.integers(14, 40))  # the longest prompt has 13 blocks
-def test_classes_sum_and_every_eviction_is_named_with_its_evictor(
-    tells_runs: bool, seed: int, size: int
-) -> None:
+@given(st.integers(0, 2**32), st.integers(14, 40))  # the longest prompt has 13 blocks
+def test_classes_sum_and_every_eviction_is_named_with_its_evictor(seed: int, size: int) -> None:
     key = random.Random(seed)
-    cache = Cache(size, BlockHistory(WIDTH), tells_runs=tells_runs)
+    cache = Cache(size, BlockHistory(WIDTH))
     stems = [key.randbytes(key.randrange(40)) for _ in range(4)]
     known: set[int] = set()
     for index in range(30):
@@ -218,21 +220,6 @@ def test_classes_sum_and_every_eviction_is_named_with_its_evictor(
         assert outcome.evicted == WIDTH * len(lost)
         assert outcome.evictor == (evictors[lost[0]] if lost else -1)
         known.update(keys)
-
-
-def test_what_an_evicted_run_stands_behind_is_not_lost_with_it() -> None:
-    seen = history(is_inferring=True)
-    keys = list("abcd")
-    seen.remember(keys)
-    seen.make_room_for(7)
-    seen.evicted_run(keys, 2, 4)
-    seen.evicted_tokens(2 * WIDTH)
-    seen.cleared()
-    outcome = seen.account(5 * WIDTH, 0, [*keys, "e"])
-    assert classes(outcome) == {"cleared": 4 * WIDTH, "rule": WIDTH}
-    other = seen.account(4 * WIDTH, 2 * WIDTH, [*keys[:3], "f"])
-    assert classes(other) == {"hit": 2 * WIDTH, "evicted": WIDTH, "rule": WIDTH}
-    assert other.evictor == 7
 
 
 def test_no_eviction_is_named_in_a_cache_that_was_never_full() -> None:
@@ -259,12 +246,12 @@ def test_wide_input_stays_within_the_bounds() -> None:
     seen = BlockHistory(WIDTH, most_ghosts=1000, is_inferring=True, most_seen=1000)
     for index in range(5000):
         seen.make_room_for(index)
-        seen.evicted([index])
+        seen.evicted_blocks([index])
         seen.evicted_tokens(1)
         seen.remember(range(index * 100, index * 100 + 100))
     seen.remember(range(10**6))
     seen.cleared(range(10**6))
     assert seen.num_ghosts <= 1000
     assert seen.num_seen <= 1000
-    assert seen.num_rounds <= 1024
+    assert seen.num_rounds <= 4096
     assert sys.getsizeof(seen) < 1000

@@ -68,7 +68,7 @@ def test_nothing_of_a_prompt_but_positions_and_keyed_digests_is_in_the_ring(tmp_
         )
         watch.make_room_for(index)
         for each in reversed(hashes):
-            watch.evicted([each])
+            watch.evicted_blocks([each])
     probe.close()
     written = path_of(probe).read_bytes().rstrip(b"\0")
     lookups = of(CacheLookup, path_of(probe))
@@ -130,7 +130,7 @@ def test_a_fault_ends_the_forensics_once_and_nothing_else(tmp_path: Path) -> Non
     index = probe.queued("a", prompt_tokens=20)
     watch = watch_of(probe)
     watch.admitted(index, num_tokens=20, hit="none", keys=["k"], raw_keys=b"8 bytes.")  # type: ignore[arg-type]
-    watch.evicted([[]])  # type: ignore[list-item]
+    watch.evicted_blocks([[]])  # type: ignore[list-item]
     watch.cleared()
     watch.not_asked(index, num_tokens=20, reason="off")
     assert watch.history is None
@@ -185,7 +185,7 @@ def test_classes_sum_to_the_prompt_for_any_numbers(tmp_path: Path) -> None:
         index = probe.queued("r", prompt_tokens=num_tokens)
         watch.make_room_for(key.randrange(index + 1))
         if key.random() < 0.3:
-            watch.evicted([key.choice(keys)])
+            watch.evicted_blocks([key.choice(keys)])
             watch.evicted_tokens(9)
         if key.random() < 0.03:
             watch.cleared(keys)

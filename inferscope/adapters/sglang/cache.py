@@ -130,7 +130,7 @@ class CacheRecorder:
     def removed(self, node: Any) -> None:
         """Note a node that is being evicted."""
         if not self._off:
-            self._watch.evicted_run(*self._nodes.of(node))
+            self._watch.evicted_blocks(self._nodes.of(node))
 
     def evicted(self, result: Any) -> None:
         """Note how many tokens left the tree; those in a batch share them."""
@@ -142,6 +142,7 @@ class CacheRecorder:
     def cleared(self) -> None:
         """Note that the tree is empty."""
         self._prefills.clear()
+        self._nodes = NodeKeys(self._block_tokens)
         self._watch.cleared()
 
     def fail(self, error: Exception) -> None:
@@ -152,41 +153,43 @@ class CacheRecorder:
 class NodeKeys:
     """Keys of the blocks in the nodes of a tree whose core is written in Python.
 
-    A key stands for all tokens before it too, which are those of the node's ancestors. A path is
-    evicted leaf by leaf, so the keys of the last one are kept. A split moves the beginning of a
-    node, never its end.
+    A key stands for all tokens before it too, which are those of the node's ancestors. The last
+    path is kept, since a path is evicted leaf by leaf, and siblings have most of it in common. A
+    split moves the beginning of a node, never its end.
     """
 
     def __init__(self, block_tokens: int) -> None:
         """Keep no path yet; a key stands for this number of tokens."""
         self._block_tokens = block_tokens
+        self._cells = array("q")
         self._keys: list[int] = []
         self._end_by_node: dict[int, int] = {}
         """Number of tokens up to the end of each node of the path."""
 
-    def of(self, node: Any) -> tuple[list[int], int, int]:
-        """Return the keys of a node's path, and which are of whole blocks that it has tokens of."""
+    def of(self, node: Any) -> list[int]:
+        """Return the keys of the whole blocks of which a node holds tokens."""
         if node.id not in self._end_by_node:
             self._read(node)
         end, width = self._end_by_node[node.id], self._block_tokens
-        return self._keys, (end - len(node.key)) // width, end // width
+        return self._keys[(end - len(node.key)) // width : end // width]
 
     def _read(self, leaf: Any) -> None:
-        """Compute the keys of the path to a node."""
+        """Compute the keys of the path to a node, from its nearest ancestor on the last path."""
         path, node = [], leaf
-        while node.parent is not None:
+        while node.parent is not None and node.id not in self._end_by_node:
             path.append(node)
             node = node.parent
-        path.reverse()
-        end, cells = 0, array("q")
-        self._end_by_node.clear()
-        for node in path:
+        end = self._end_by_node.get(node.id, 0)
+        self._end_by_node = {each: at for each, at in self._end_by_node.items() if at <= end}
+        del self._cells[end:], self._keys[end // self._block_tokens :]
+        for node in reversed(path):
             num, tokens = len(node.key), node.key.token_ids  # keys of pairs of tokens hold one more
-            cells.extend(tokens if len(tokens) == num else tokens[:num])
+            self._cells.extend(tokens if len(tokens) == num else tokens[:num])
             end += num
             self._end_by_node[node.id] = end
-        block_bytes = self._block_tokens * _TOKEN_BYTES
-        self._keys = block_keys(cells, block_bytes, first_key(_namespace(leaf.key)))
+        last = self._keys[-1] if self._keys else first_key(_namespace(leaf.key))
+        rest = self._cells[len(self._keys) * self._block_tokens :]
+        self._keys += block_keys(rest, self._block_tokens * _TOKEN_BYTES, last)
 
 
 class CacheHooks:

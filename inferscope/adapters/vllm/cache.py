@@ -80,7 +80,7 @@ class CacheRecorder:
             for owner, blocks in groupby(noted, key=lambda each: owner_of(each[1])):
                 index = None if owner is None else index_of(owner)
                 watch.make_room_for(-1 if index is None else index)
-                watch.evicted([key[_HASH] for key, _ in blocks])
+                watch.evicted_blocks([key[_HASH] for key, _ in blocks])
             watch.make_room_for(-1)
         except Exception as error:
             self.evicted.clear()
