@@ -422,17 +422,24 @@ class ReferenceRig(Probes):
 
     block_tokens = page_tokens = 16
 
-    def __init__(self, folder: Path, num_blocks: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_blocks: int,
+        model: str = "random:tiny",
+        step_tokens: int = 512,
+    ) -> None:
         from inferscope import __version__
         from inferscope.engine import EngineOptions, load_engine
         from inferscope.engine.request import Sampling
 
         super().__init__(folder)
         self.version = __version__
-        self._engine = load_engine(
-            "random:tiny", EngineOptions(num_blocks=num_blocks, max_running=8)
+        self.engine = load_engine(
+            model,
+            EngineOptions(num_blocks=num_blocks, max_running=8, token_budget=step_tokens),
         )
-        self._engine.probe = self.core = Probe.open(EngineInfo(0, "reference"))
+        self.engine.probe = self.core = Probe.open(EngineInfo(0, "reference"))
         self._sampling = Sampling(max_tokens=1, ignore_eos=True)
         self._num = 0
 
@@ -444,16 +451,16 @@ class ReferenceRig(Probes):
             self.compare(prompt, namespace)
         salt = namespace.get("salt", "")
         for prompt in prompts:
-            self._engine.submit(prompt, self._sampling, cache_salt=salt)
-        while self._engine.has_work:
-            self._engine.step()
+            self.engine.submit(prompt, self._sampling, cache_salt=salt)
+        while self.engine.has_work:
+            self.engine.step()
         end_ns = time.monotonic_ns()
         return [Served(first + at, start_ns, end_ns) for at in range(len(prompts))]
 
     def held(self, prompt: Tokens) -> int:
         """Return how many tokens of a prompt the cache would give now."""
         most = (len(prompt) - 1) // self.block_tokens
-        return len(self._engine.pool.match(prompt, max_blocks=most).blocks) * self.block_tokens
+        return len(self.engine.pool.match(prompt, max_blocks=most).blocks) * self.block_tokens
 
 
 def rig_of(engine: str, folder: Path, args: argparse.Namespace) -> Rig:

@@ -32,8 +32,6 @@ from inferscope.adapters.sglang.cache import CacheHooks
 from inferscope.adapters.sglang.state import MARK, Followed
 from inferscope.probe import EngineInfo, Probe
 
-MOST_TOKENS = 2048
-
 
 class SglangRig(Probes):
     """A radix cache of SGLang's, hooked as in a server."""
@@ -43,14 +41,23 @@ class SglangRig(Probes):
     page_tokens = 1
     vocab = 1 << 30
 
-    def __init__(self, folder: Path, *, num_blocks: int, core: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_blocks: int,
+        core: str,
+        most_tokens: int = 2048,
+        step_tokens: int = 2048,
+    ) -> None:
         import sglang
 
         super().__init__(folder)
         self.version = f"{sglang.__version__}, {core} core"
         self.is_exact = core == "python"
+        self._step_tokens = step_tokens
         self._rows = ReqToTokenPool(
-            size=16, max_context_len=MOST_TOKENS, device="cpu", enable_memory_saver=False
+            size=16, max_context_len=most_tokens, device="cpu", enable_memory_saver=False
         )
         num_tokens = num_blocks * self.block_tokens
         self._slots = TokenToKVPoolAllocator(
@@ -78,7 +85,7 @@ class SglangRig(Probes):
             self.core,
         )
         assert recorder is not None
-        self._recorder = recorder
+        self.recorder = recorder
         self._left: deque[Any] = deque()
 
     def serve(self, prompts: Sequence[Tokens], **namespace: Any) -> list[Served]:
@@ -94,7 +101,7 @@ class SglangRig(Probes):
             request.init_next_round_input(self._tree)
             request.extend_end = len(prompt)
             request.lock = self._tree.lock(request.last_node)
-            self._recorder.arrived(request, followed, request.prefix_len)
+            self.recorder.arrived(request, followed, request.prefix_len)
             requests.append(request)
             served.append(index)
         self._prepare(self._allocate, SimpleNamespace(reqs=requests))
@@ -132,6 +139,9 @@ class SglangRig(Probes):
     def _finish(self, request: Req) -> None:
         """Take the first token and put the request into the tree, as `release_kv_cache` does."""
         tree, num_tokens = self._tree, request.kv.kv_committed_len
+        for up_to in range(self._step_tokens, num_tokens, self._step_tokens):
+            if up_to > request.prefix_len:  # a chunk of the prompt was computed
+                tree.checkpoint(request, up_to=up_to)
         request.output_ids.append(7)
         request.finished_reason = FINISH_LENGTH(length=1)
         request.finished_len = 1

@@ -33,7 +33,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from inferscope.adapters.patching import Patches
 from inferscope.adapters.vllm.core import CoreHooks
 
-BUDGET = 256
+PREFILL_TOKENS = 64
+"""Tokens of a prefill in a step: it is cut, so a duplicate waits for it."""
 
 
 class VllmRig(Probes):
@@ -41,7 +42,16 @@ class VllmRig(Probes):
 
     block_tokens = page_tokens = 16
 
-    def __init__(self, folder: Path, *, num_blocks: int, model: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_blocks: int,
+        model: str,
+        most_tokens: int = 2048,
+        step_tokens: int = 256,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> None:
         import vllm
 
         super().__init__(folder)
@@ -52,7 +62,9 @@ class VllmRig(Probes):
         self._hooks = CoreHooks(patches, lambda: True)
         self._hooks.install(Scheduler)
         config = VllmConfig(
-            model_config=ModelConfig(model=model, dtype="float16", seed=0, max_model_len=2048),
+            model_config=ModelConfig(
+                model=model, dtype="float16", seed=0, max_model_len=most_tokens
+            ),
             cache_config=CacheConfig(
                 block_size=self.block_tokens,
                 gpu_memory_utilization=0.9,
@@ -61,11 +73,11 @@ class VllmRig(Probes):
             parallel_config=ParallelConfig(),
             device_config=DeviceConfig("cpu"),
             scheduler_config=SchedulerConfig(
-                max_num_batched_tokens=BUDGET,
+                max_num_batched_tokens=step_tokens,
                 max_num_seqs=8,
-                max_model_len=2048,
+                max_model_len=most_tokens,
                 enable_chunked_prefill=True,
-                long_prefill_token_threshold=64,
+                long_prefill_token_threshold=prefill_tokens,
                 is_encoder_decoder=False,
             ),
         )
@@ -88,6 +100,8 @@ class VllmRig(Probes):
         assert not patches.is_off, "a hook failed"
         assert self._hooks.kept is not None
         self.core = self._hooks.kept.core.probe
+        self.recorder = self._hooks.kept.core.cache
+        self.pool = self._scheduler.kv_cache_manager.block_pool
         self._num = 0
 
     def serve(self, prompts: Sequence[Tokens], **namespace: Any) -> list[Served]:
@@ -154,10 +168,9 @@ class VllmRig(Probes):
             pooling_params=None,
             block_hasher=self._hash,
         )
-        pool = self._scheduler.kv_cache_manager.block_pool
         num = 0
         for one in asked.block_hashes[: (len(prompt) - 1) // self.block_tokens]:
-            if not pool.get_cached_block(one, [0]):
+            if not self.pool.get_cached_block(one, [0]):
                 break
             num += 1
         return num * self.block_tokens
