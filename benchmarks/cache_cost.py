@@ -5,11 +5,14 @@
     evicted          one block leaves the cache
     core             an admission with the engine's own hashes, as in vLLM: the whole prompt hits,
                      is new, or was evicted; with its records
-    keys             keys of the prompt's blocks, for engines whose own cannot be read: SGLang, and
-                     the reference engine; they come on top of the core's admission
+    keys             keys of the prompt's blocks, for engines whose own cannot be read. In SGLang
+                     they come on top of the core's admission; in the reference engine the thread
+                     that submits a prompt computes them
     front end        the comparison of a prompt with earlier ones: new, one token edited, equal
     memory           largest growth of the process, with prompts of the length that fills all
                      tables, and evictions up to just before the older half is forgotten
+
+The loops here keep the CPU's caches warm; `cache_core.py` times the same in the engines.
 
 Times are processor time of this process: other load slows it, but does not count. The median and
 the minimum of several rounds are printed; a busy machine is seen in their distance.

@@ -32,7 +32,7 @@ from inferscope.prefix.tree import PrefixTree, Runs, time_at
 MOST_GHOSTS = 131_072
 """Evicted blocks remembered: 22 MB with keys of 32 bytes."""
 MOST_SEEN = 65_536
-"""Keys of earlier prompts remembered where evictions cannot be seen: 3 MB, or 14 MB if each prompt
+"""Keys of earlier prompts remembered where evictions cannot be seen: 3 MB, or 19 MB if each prompt
 has one block."""
 _MOST_BATCHES = 16_384
 _MOST_EVICTORS = 4096
