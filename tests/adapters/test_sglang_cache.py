@@ -308,6 +308,24 @@ def test_nothing_is_evicted_while_the_tree_evicts_nothing(tmp_path: Path) -> Non
     assert not seen.lookups()[1].is_inferred
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_chunks_of_a_prompt_are_in_the_tree_once_it_is_whole_or_aborted(
+    tmp_path: Path, is_aborted: bool
+) -> None:
+    seen, prompt = Seen(tmp_path), list(range(100))
+    first = seen.request(prompt)
+    for up_to in (32, 64):
+        seen.call("checkpoint_into_tree", seen.tree, first, up_to=up_to)
+    if is_aborted:
+        seen.cache.ended(index_of(first))
+    else:
+        seen.call("checkpoint_into_tree", seen.tree, first, up_to=100)
+    seen.evict(100, seen.request([7] * 50))
+    seen.request(prompt)
+    lost = 64 if is_aborted else 96
+    assert seen.classes()[-1] == {"evicted": lost, "unmatched": 99 - lost, "rule": 1}
+
+
 def test_a_reset_tree_is_cleared(tmp_path: Path) -> None:
     seen = Seen(tmp_path)
     seen.call("checkpoint_into_tree", seen.tree, seen.request(PROMPT), up_to=100)

@@ -51,6 +51,8 @@ class CacheRecorder:
         """Block keys of requests whose prompts are not in the tree yet, by index."""
         self._running: dict[int, list[int]] = {}
         """Block keys of the prompts of running requests, by index."""
+        self._num_chunked: dict[int, int] = {}
+        """Number of blocks in the tree of each prompt that is computed in chunks, by index."""
         self._makes_room_for: Sequence[Any] = ()
         self._owners: tuple[int, ...] = ()
         """Indices of the requests for which room is being made."""
@@ -87,7 +89,9 @@ class CacheRecorder:
         for table in (self._prefills, self._running):
             table[followed.index] = keys
             if len(table) > _MOST_RUNNING:  # they ended without a hook
-                table.pop(next(iter(table)), None)
+                oldest = next(iter(table))
+                table.pop(oldest, None)
+                self._num_chunked.pop(oldest, None)
 
     def inserted(self, _: Any, /, req: Any, up_to: int, **__: Any) -> None:
         """Note that the first tokens of a request are in the tree."""
@@ -96,16 +100,24 @@ class CacheRecorder:
             self._inserted(req, followed.index, up_to)
 
     def ended(self, index: int) -> None:
-        """Drop what is kept of a request: one that is aborted is put into no tree."""
+        """Drop what is kept of a request; of one that is aborted the chunks stay in the tree."""
         self._prefills.pop(index, None)
-        self._running.pop(index, None)
+        keys, num = self._running.pop(index, []), self._num_chunked.pop(index, 0)
+        if num:
+            self._watch.stored(keys, num)
 
     def _inserted(self, request: Any, index: int, up_to: int) -> None:
         keys = self._running.get(index, [])
-        if request.finished():
+        is_finished, is_whole = request.finished(), up_to >= len(request.origin_input_ids)
+        if is_finished:
             self._running.pop(index, None)
-        if up_to >= len(request.origin_input_ids):
+        if is_whole:
             self._prefills.pop(index, None)
+        elif not is_finished and index in self._running:
+            # It stays locked in the tree while the rest is computed: noted with that or at the end.
+            self._num_chunked[index] = up_to // self._block_tokens
+            return
+        self._num_chunked.pop(index, None)
         num, done = up_to // self._block_tokens, len(keys)
         if num > done:  # with output tokens
             tokens = request.full_untruncated_fill_ids[done * self._block_tokens : up_to]
