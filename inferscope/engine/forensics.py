@@ -70,6 +70,8 @@ class CacheForensics:
             cells = array("I", request.tokens[len(keys) * width : end * width])
             last = keys[-1] if keys else first_key(request.root)
             keys += block_keys(cells, self._block_bytes, last)
+        if request.ever_computed >= request.num_prompt:
+            self._prefills.pop(request, None)  # else it would hold an ended request's tokens
         # A block whose content another one holds stays private, and its key is never asked for.
         self._key_by_block.update(zip(request.blocks[start:end], keys[start:end], strict=True))
 
@@ -93,7 +95,7 @@ class CacheForensics:
         since_ns = self._watch.now()
         self._prefills = {
             other: other_keys
-            for other, other_keys in self._prefills.items()
+            for other, other_keys in list(self._prefills.items())  # an overdue flush is a thread's
             if other.sequence_slot >= 0 and other.ever_computed < other.num_prompt
         }
         self._watch.admitted(
