@@ -97,7 +97,7 @@ def test_blocks_of_a_reset_stay_cleared_however_many_were_evicted_since() -> Non
     assert classes(seen.account(9, 0, ["a", "b"])) == {"cleared": 8, "rounding": 1}
 
 
-def test_losses_before_and_after_a_reset_are_told_apart() -> None:
+def test_losses_before_a_reset_differ_from_those_since() -> None:
     seen = history()
     keys = list("abcdef")
     seen.make_room_for(1)
