@@ -154,6 +154,7 @@ class CacheRecorder:
     def cleared(self) -> None:
         """Note that the tree is empty."""
         self._prefills.clear()
+        self._num_chunked.clear()
         self._nodes = NodeKeys(self._block_tokens)
         self._watch.cleared()
 
