@@ -32,6 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,7 +83,7 @@ class Meter:
         return timed
 
 
-class Costs:
+class Costs(ABC):
     """Costs of one engine."""
 
     prompt: tuple[str, ...]
@@ -113,9 +114,9 @@ class Costs:
             "evicted_block_us": _spread(self.evicted_block_us(rounds))
         }
 
+    @abstractmethod
     def evicted_block_us(self, rounds: int) -> list[float]:
         """Return what an evicted block costs in each round."""
-        raise NotImplementedError
 
     def _note(self, us_by_name: dict[str, list[float]], name: str, prompt: Tokens) -> None:
         self._serve(prompt)
@@ -250,7 +251,11 @@ class SglangCosts(Costs):
         return times
 
 
-ENGINES = {"reference": ReferenceCosts, "vllm": VllmCosts, "sglang": SglangCosts}
+ENGINES: dict[str, Callable[[Path, argparse.Namespace], Costs]] = {
+    "reference": ReferenceCosts,
+    "vllm": VllmCosts,
+    "sglang": SglangCosts,
+}
 
 
 def _spread(times: list[float]) -> dict[str, float]:

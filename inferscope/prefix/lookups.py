@@ -297,7 +297,7 @@ class BlockHistory:
                 outcome.evictors = (loss.evictor, *loss.others)[:MOST_EVICTORS]
         outcome.evicted += num_tokens
 
-    def _infer(self, outcome: Outcome, at: int, top: int, seen: list[tuple[int, int]]) -> None:
+    def _infer(self, outcome: Outcome, at: int, top: int, seen: Runs) -> None:
         """Take blocks that an earlier prompt had, and that are not in the cache, for lost ones."""
         since_ns = time_at(seen, at // self.block_tokens)
         if since_ns is None:
@@ -315,7 +315,7 @@ class BlockHistory:
             rounds = tuple(self._rounds)  # another thread may add one
             num_before = bisect_left(rounds, since_ns, key=lambda each: each.at_ns)
             for _, evictors, num in rounds[num_before:]:
-                share = num if len(evictors) == 1 else -(-num // len(evictors))
+                share = -(-num // len(evictors))
                 for evictor in evictors:
                     tokens_by_evictor[evictor] = tokens_by_evictor.get(evictor, 0) + share
             if not tokens_by_evictor:  # nothing has left the cache: not an eviction
